@@ -17,7 +17,7 @@ TURNS = 3  # how often the partitions are used one after the other when meetings
 DESIGNS = ((9, 3, 4), (15, 3, 7), (16, 4, 5))
 # Sizes of the networks of Figure 6 by size of a group; fours need a search of many more sets.
 NETWORKS = {3: (9, 12, 15, 18, 21, 24, 27), 4: (16, 20, 24, 28)}
-BEST_OF = {"small": 20, "paper": 200}  # runs of each size, of which the best counts
+RUNS = 200  # of each size, of which the best counts
 ATTEMPTS = 200  # random sets that are no clique before all sets are looked through
 
 
@@ -41,7 +41,7 @@ def _gap(found: Sequence[Partition]) -> int:
 
 @draws("secured-fl/fig1")
 def _fig1(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
-    found = longest(PEERS, SIZE, BEST_OF["small"], fresh())
+    found = longest(PEERS, SIZE, RUNS, fresh())
     met = _meetings(found, 1)
     pairs = list(combinations(range(PEERS), 2))
     meetings = [float(len(met.get(pair, ()))) for pair in pairs]
@@ -145,11 +145,11 @@ def _algorithm2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
     sizes = []
     twice = []
     for seed in seeds:
-        found = [_best(nodes, SIZE, BEST_OF["paper"], seed) for nodes in peers]
+        found = [_best(nodes, SIZE, RUNS, seed) for nodes in peers]
         sizes.append([float(len(partition)) for partition in found])
         met = [_meetings(partition, 1).values() for partition in found]
         twice.append([float(sum(len(at) > 1 for at in of_one)) for of_one in met])
-    name = f"Algorithm 2 as printed, best of {BEST_OF['paper']} runs"
+    name = f"Algorithm 2 as printed, best of {RUNS} runs"
     pairs = "pairs that share a group more than once"
     return DrawnItem(
         (
@@ -160,15 +160,14 @@ def _algorithm2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
 
 
 @draws("secured-fl/fig6")
-def _fig6(scale: str, seeds: Sequence[int]) -> DrawnItem:
-    best_of = BEST_OF[scale]
+def _fig6(_scale: str, seeds: Sequence[int]) -> DrawnItem:
     lines = []
     for size, peers in NETWORKS.items():
         printed = []
         searched = []
         for seed in seeds:
-            printed.append([float(len(_best(n, size, best_of, seed))) for n in peers])
-            searched.append([float(len(longest(n, size, best_of, fresh(seed)))) for n in peers])
+            printed.append([float(len(_best(n, size, RUNS, seed))) for n in peers])
+            searched.append([float(len(longest(n, size, RUNS, fresh(seed)))) for n in peers])
         limit = [float(upper_limit(n, size)) for n in peers]
         lines.append(DrawnLine(f"groups of {size}, Algorithm 2 as printed", peers, runs=printed))
         lines.append(DrawnLine(f"groups of {size}, our search", peers, runs=searched))

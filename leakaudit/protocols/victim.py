@@ -40,6 +40,8 @@ class Victim(ABC):
             everything that a node uses from other nodes.
         regular: Whether every round from the third on sends as many messages as the round before,
             even if its coefficients differ. A `stationary` protocol counts as regular.
+        noise_constant: Name of the constant that scales all its noise, if it has one of this name:
+            an ``epsilon`` of a scenario sets it.
     """
 
     paper: ClassVar[str] = "unpublished"
@@ -49,6 +51,7 @@ class Victim(ABC):
     centralised: ClassVar[bool] = False
     separable: ClassVar[bool] = False
     regular: ClassVar[bool] = False
+    noise_constant: ClassVar[str] = "sigma"
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""

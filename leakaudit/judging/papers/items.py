@@ -16,7 +16,10 @@ from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.judging.papers.row import CLAIMS, PAPERS, folder
 
 # In this order an index shows them.
-KINDS = ("figure", "table", "theorem", "lemma", "proposition", "corollary", "algorithm", "claim")
+KINDS = (
+    *("figure", "table", "theorem", "lemma", "proposition", "corollary", "definition"),
+    *("algorithm", "claim"),
+)
 ROUND = "round"  # the horizontal axis of curves
 LAST = "last"
 FIRST = "first"
@@ -45,6 +48,7 @@ ARITY: Mapping[str, tuple[int, int | None]] = {
     "reaches": (1, None),
     "ratio": (2, 2),
 }
+Scale: TypeAlias = Literal["", "small", "paper"]
 Place: TypeAlias = Annotated[str | int | float, Meta(description="a number, a word, or last")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1000, description="an integer from 1 to 1000")]
 Table: TypeAlias = Annotated[Mapping[str, Any], Meta(description="a table")]
@@ -71,6 +75,7 @@ class Printed(_Entry, frozen=True, kw_only=True):
     tolerance: float  # largest distance that still counts as reproduced
     place: str  # where the paper prints it
     figure: bool = False  # whether it was read off a picture
+    scale: Scale = ""  # the only scale at which it is compared, empty for both
 
 
 class Expected(_Entry, frozen=True, kw_only=True):
@@ -84,6 +89,7 @@ class Expected(_Entry, frozen=True, kw_only=True):
     by: float = 0.0  # margin of the comparison
     between: tuple[Place, ...] = ()  # two places to compare, the first and the last by default
     value: float | None = None  # number that is compared with, if the rule needs one
+    scale: Scale = ""  # the only scale at which it is tested, empty for both
 
 
 class Change(_Entry, frozen=True, kw_only=True):
@@ -170,15 +176,19 @@ class Item(_ItemFile, frozen=True, kw_only=True):
         """What the paper lacks for an item that cannot be run."""
         return self.lost or "; ".join(self.undetermined)
 
-    @property
-    def numbers(self) -> tuple[Printed, ...]:
-        """All printed numbers."""
-        return self.printed if self.plan is None else self.plan.printed
+    def is_own_size(self, scale: str) -> bool:
+        """Return whether a scale is the paper's own size."""
+        return scale == "paper" or not self.small
 
-    @property
-    def shapes(self) -> tuple[Expected, ...]:
-        """All expectations."""
-        return self.expected if self.plan is None else self.plan.expected
+    def numbers(self, scale: str) -> tuple[Printed, ...]:
+        """Return the printed numbers that are compared at a scale."""
+        every = self.printed if self.plan is None else self.plan.printed
+        return tuple(one for one in every if one.scale in ("", scale))
+
+    def shapes(self, scale: str) -> tuple[Expected, ...]:
+        """Return the expectations that are tested at a scale."""
+        every = self.expected if self.plan is None else self.plan.expected
+        return tuple(one for one in every if one.scale in ("", scale))
 
 
 def load(path: Path, paper: str) -> Item:
@@ -268,8 +278,6 @@ def _check(item: Item, file: config.ConfigTable) -> None:
             given = "printed" if item.printed else "expected"
             raise file.error(f"{given}: expected below [plan], as [[plan.{given}]]", given)
         _check_plan(item.plan, file.table("plan"))
-    if item.state == "runs" and not item.numbers and not item.shapes:
-        raise file.error("expected at least one printed number or one expectation to compare with")
 
 
 def _check_plan(plan: ItemPlan, file: config.ConfigTable) -> None:
@@ -310,11 +318,10 @@ def _check_tests(
         if len(one.between) not in (0, 2):
             raise file.error("expected: between has two places, a list [x1, x2]", "expected", k)
         single = one.rule == "within" and count == 1
-        if one.rule == "reaches" or single:
-            if one.value is None:
-                raise file.error(f"expected: {one.rule} needs a value here", "expected", k)
-        elif one.value is not None:
-            says = f"expected: {one.rule} compares with no value here; its margin is `by`"
+        if one.value is None and (one.rule == "reaches" or single):
+            raise file.error(f"expected: {one.rule} needs a value here", "expected", k)
+        if one.value is not None and one.rule not in ("reaches", "within"):
+            says = f"expected: {one.rule} compares with no value; its margin is `by`"
             raise file.error(says, "expected", k)
 
 

@@ -322,13 +322,15 @@ def _flat(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
 
 def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
     by = expected.by
+    wanted = expected.value
+    if wanted is not None:
+        for line in lines:
+            for x in _places(expected, (line,)):
+                values = {s: None if v is None else v - wanted for s, v in line.at(x).items()}
+                about = f"{line.name} minus {wanted:.4g}{_where(x)}"
+                yield _Test(about, values, -by, by, exact=line.exact, strict=False)
+        return
     first, *others = lines
-    if not others:
-        wanted = expected.value or 0.0
-        for x in _places(expected, lines):
-            values = {s: None if v is None else v - wanted for s, v in first.at(x).items()}
-            about = f"{first.name} minus {wanted:.4g}{_where(x)}"
-            yield _Test(about, values, -by, by, exact=first.exact, strict=False)
     for other in others:
         for one, next_one, x, values in _pairs(expected, (first, other), lambda a, b: a - b):
             about = f"{one.name} minus {next_one.name}{_where(x)}"
@@ -371,21 +373,24 @@ RULES: Mapping[str, Callable[[Expected, Sequence[MeasuredLine]], Iterator[_Test]
 # --- the verdict ------------------------------------------------------------------------------
 
 
-def judge(item: Item, panels: Sequence[Panel], own_size: bool, troubles: Sequence[str]) -> Judged:
+def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[str]) -> Judged:
     """Return the verdict on an item.
 
     Args:
-        own_size: Whether it was run at the paper's own size.
         troubles: Why cells have no result.
     """
-    numbers = tuple(compared(printed, panels) for printed in item.numbers)
-    shapes = tuple(tested(expected, panels) for expected in item.shapes)
+    own_size = item.is_own_size(scale)
+    numbers = tuple(compared(printed, panels) for printed in item.numbers(scale))
+    shapes = tuple(tested(expected, panels) for expected in item.shapes(scale))
     outcomes = [one.outcome for one in (*numbers, *shapes)]
     lines = [line for panel in panels for line in panel.lines]
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)
     if Outcome.FAILS in outcomes:
         return Judged(Reproduction.DIFFERS, f"{_failed(numbers, shapes)}; {ran}", numbers, shapes)
+    if not outcomes and not troubles:
+        why = "nothing that the paper shows can be tested at this scale"
+        return Judged(Reproduction.UNDECIDED, why)
     if Outcome.MISSING in outcomes or not outcomes:
         why = troubles[0] if troubles else _missing(numbers, shapes)
         says = f"a result is missing: {why}"
@@ -427,7 +432,7 @@ def _failed(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape]) ->
     failed = [one.says for one in numbers if one.outcome is Outcome.FAILS]
     for shape in shapes:
         if shape.outcome is Outcome.FAILS:
-            failed.append(f"not true that {shape.expected.says} ({shape.found})")
+            failed.append(f"it is not true that {shape.expected.says}")
     more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"{failed[0]}{more}"
 

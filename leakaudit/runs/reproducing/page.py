@@ -145,7 +145,7 @@ def _content(found: Reproduced) -> Mapping[str, object]:
     sections = []
     if found.panels:
         sections.append(("figure", item.place))
-    if item.numbers or item.shapes:
+    if judged is not None and (judged.numbers or judged.shapes):
         sections.append(("numbers", "Printed and ours"))
     if values:
         sections.append(("values", "Values"))

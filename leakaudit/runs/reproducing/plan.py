@@ -55,7 +55,7 @@ class ReproductionPlan:
     @property
     def own_size(self) -> bool:
         """Whether it is run at the paper's own size."""
-        return self.scale == PAPER or not self.item.small
+        return self.item.is_own_size(self.scale)
 
     @cached_property
     def cells(self) -> dict[str, PlannedCell]:

@@ -302,7 +302,7 @@ class ReproductionRun:
             left += len(plan.cells) - len(results)
             seconds = _seconds(store, plan)
         if judged is None and item.state == "runs":
-            judged = rules.judge(item, panels, plan.own_size, troubles)
+            judged = rules.judge(item, panels, plan.scale, troubles)
         seconds += time.perf_counter() - start
         return Reproduced(plan, judged, tuple(panels), claims, seconds, tuple(troubles), left, note)
 

@@ -33,8 +33,32 @@ def of(problem: Problem, w: Tensor) -> Iterator[tuple[str, float | Tensor]]:
             right = losses.correct(task.spec.loss, task.logits(mean, x), x, y, labels)
         yield "accuracy", float(right.double().mean())
     yield "consensus", float((w - mean).norm(dim=1).square().mean().sqrt())
-    if against is not None and len(against.x):
-        yield from _tested(task, against, torch.cat([w, mean[None]]))
+    if against is not None:
+        if len(against.x):
+            yield from _tested(task, against, torch.cat([w, mean[None]]))
+        yield from _distances(against, w, mean)
+
+
+def _distances(
+    against: Comparison, w: Tensor, mean: Tensor
+) -> Iterator[tuple[str, float | Tensor]]:
+    """Compare models with the optimum, and with the parameters behind the targets.
+
+    ``rmse`` is |mean - w*| / sqrt(d); ``rmse_nodes`` is that of the nodes' models, averaged, and
+    ``rmse_planted`` the same for the parameters behind the targets. ``relative_error`` is the root
+    mean square over nodes of |w_i - w*| / |w*|.
+    """
+    root = w.shape[1] ** 0.5
+    best = against.optimum
+    if best is not None:
+        yield "rmse", float((mean.double() - best).norm()) / root
+        each = (w.double() - best).norm(dim=1)
+        yield "rmse_nodes", float(each.mean()) / root
+        if bool(best.any()):
+            yield "relative_error", float(each.square().mean().sqrt() / best.norm())
+    if against.planted is not None:
+        each = (w.double() - against.planted.double()).norm(dim=1)
+        yield "rmse_planted", float(each.mean()) / root
 
 
 def _has_labels(task: Task, labels: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
-from leakaudit.protocols import premises
+from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
-from leakaudit.tasks.build_task import SETTINGS
+from leakaudit.tasks.build_task import SETTINGS, outputs
 from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Comparison, Problem, Task
 from leakaudit.theory.relations.declare import outline
@@ -36,6 +37,7 @@ from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 if TYPE_CHECKING:
+    from leakaudit.core.claim import Claim
     from leakaudit.protocols.victim import Victim
 
 # What a run draws random numbers for, in the order of its streams.
@@ -57,6 +59,7 @@ class Plan:
     wires: list[tuple[int, int]]  # undirected edges that are recorded
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
+    calibrated: Calibrated | None = None  # the noise that was found for an epsilon
 
     @cached_property
     def messages(self) -> int:
@@ -101,6 +104,12 @@ class Plan:
         public = self.victim.schedule(self.graph, rounds, random)
         return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
 
+    def with_noise(self, found: Calibrated) -> Plan:
+        """Return the plan with the noise that was found in place of the epsilon."""
+        bare = self.scenario.without_epsilon()
+        scenario = replace(bare, set={**bare.set, found.constant: found.value})
+        return replace(self, scenario=scenario, victim=scenario.parts()[0], calibrated=found)
+
 
 def plan(
     scenario: Scenario,
@@ -113,9 +122,14 @@ def plan(
 ) -> Plan:
     """Draw data and graph, and build the task.
 
+    The noise for an epsilon of the scenario is found by the paper's claims.
+
     Args:
         data_root: Folder of data sets; None for the default.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
+
+    Raises:
+        LeakauditError: The scenario cannot run, or asks for the exact view to set the noise.
     """
     shared = shared or SharedData()
     victim, args = scenario.parts()
@@ -131,7 +145,7 @@ def plan(
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
     victim.fits(task, graph, scenario.samples)
     _check_test(scenario, source)
-    return Plan(
+    made = Plan(
         scenario,
         victim,
         source,
@@ -141,6 +155,30 @@ def plan(
         _wires(scenario.wires, graph),
         _kept(scenario.layers, task),
         random,
+    )
+    wanted = scenario.target()
+    return made if wanted is None else _claimed(made, wanted)
+
+
+def _claimed(plan: Plan, wanted: Target) -> Plan:
+    """Return the plan with the noise for which the paper claims an epsilon."""
+    scenario = plan.scenario
+    if scenario.calibrate == calibration.EXACT:
+        raise LeakauditError(
+            "calibrate=exact: this command does not search for noise; use leakaudit record, bound, "
+            "sweep or check, or set the noise that leakaudit record prints"
+        )
+    declared = plan.declared
+
+    def claims(noise: float) -> Sequence[Claim]:
+        victim = replace(cast(Any, plan.victim), **{wanted.constant: noise})
+        return cast("Victim", victim).claims(declared.graph, declared.rounds, declared.public)
+
+    value, claim = calibration.by_claims(wanted.epsilon, wanted.constant, scenario.victim, claims)
+    basis = f"as claimed: {claim.source}"
+    method = calibration.METHODS[0]
+    return plan.with_noise(
+        Calibrated(wanted.epsilon, claim.delta, wanted.constant, value, method, basis)
     )
 
 
@@ -198,7 +236,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
                 plan.victim.run(problem, plan.graph, scenario.rounds, recorder, random, [])
 
         with watching(lambda *_: None):
-            extremes = premises.measured(plan.victim, _problem(plan), run)
+            extremes = premises.measured(plan.victim, _problem(silent), run)
     return premises.contradicted(wanted, extremes, scenario.samples)
 
 
@@ -206,10 +244,13 @@ def _problem(plan: Plan) -> Problem:
     task = plan.task
     x = plan.source.x[plan.rows].to(task.device, task.dtype)
     y = plan.source.y[plan.rows].to(task.device)
-    return Problem(task, x, y, against=_comparison(plan) if plan.scenario.curves else None)
+    problem = Problem(task, x, y)
+    if plan.scenario.curves:
+        problem = replace(problem, against=_comparison(plan, problem))
+    return problem
 
 
-def _comparison(plan: Plan) -> Comparison:
+def _comparison(plan: Plan, problem: Problem) -> Comparison:
     source = plan.source
     task = plan.task
     x, y = (source.x, source.y) if source.held is None else source.held
@@ -218,8 +259,17 @@ def _comparison(plan: Plan) -> Comparison:
         y[plan.tested].to(task.device),
         plan.scenario.selection.labels,
         plan.scenario.every,
-        source.planted,
+        optimum.least_squares(problem, plan.victim.l1_weight),
+        _planted(source, task),
     )
+
+
+def _planted(source: data.Dataset, task: Task) -> Tensor | None:
+    """Return the parameters of a model whose outputs are those from which targets were drawn."""
+    if source.planted is None or task.spec.model not in models.CONVEX or outputs(task.spec) > 1:
+        return None
+    rest = task.layout.size - len(source.planted)
+    return torch.cat([source.planted, source.planted.new_zeros(rest)]).to(task.device)
 
 
 def _check_test(scenario: Scenario, source: data.Dataset) -> None:
@@ -265,6 +315,8 @@ def opened(
     said = dict(provenance or {})
     if scenario.wires != "all":
         said["wires"] = scenario.wires
+    if plan.calibrated is not None:
+        said["calibrated"] = plan.calibrated.to_json()
     recorder = Recorder(
         Storage(path, messages=plan.messages, rows=plan.messages, max_bytes=max_bytes),
         protocol=scenario.victim,

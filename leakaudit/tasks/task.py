@@ -393,8 +393,8 @@ class Comparison:
     y: Tensor  # their labels (t,), or targets (t, k)
     labels: str = "classes"  # what real targets stand for: ``signs`` or ``one-hot``
     every: int = 1  # rounds between two points of a curve
-    # (d,) the parameters from which the targets were drawn; None if they were not drawn
-    planted: Tensor | None = None
+    optimum: Tensor | None = None  # (d,) minimiser of the nodes' mean objective, if it is known
+    planted: Tensor | None = None  # (d,) parameters from which the targets were drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,6 +415,13 @@ class Problem:
             raise LeakauditError(
                 f"problem: expected x (N, b, {', '.join(map(str, shape))}) and y (N, b), got {came}"
             )
+
+    def of(self, nodes: slice | Tensor) -> Problem:
+        """Return the problem of some nodes."""
+        here = self.here
+        if here is not None:
+            here = here[nodes]
+        return Problem(self.task, self.x[nodes], self.y[nodes], here)
 
     @property
     def nodes(self) -> int:

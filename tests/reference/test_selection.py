@@ -426,3 +426,95 @@ def test_messages_are_those_of_a_run_without_curves() -> None:
         plan = recording.plan(Scenario(**{**vars(chosen.scenario), **others}))
         payloads.append(recording.record(plan, None).trace.messages[0].payload)
     assert torch.equal(*payloads)
+
+
+# --- distances to the optimum ---------------------------------------------------------------------
+
+
+def _minimised(x: np.ndarray, y: np.ndarray, l2: float) -> np.ndarray:
+    """Least squares with an l2 term as an ordinary one with more rows, by numpy."""
+    rows = np.sqrt(l2 * len(x)) * np.eye(x.shape[1])
+    right = np.concatenate([y, np.zeros((x.shape[1], y.shape[1]))])
+    return np.asarray(np.linalg.lstsq(np.concatenate([x, rows]), right, rcond=None)[0])
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.05])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("others", [{"data": "regression:60,4,0.3"}, {"data": "photos"}])
+def test_the_distance_is_that_to_the_optimum(
+    l2: float, bias: bool, others: dict[str, object]
+) -> None:
+    images = others["data"] == "photos"
+    if images and not l2:
+        pytest.skip("fewer records than features")
+    chosen = {"labels": "one-hot" if images else "classes", "set": {"l2": l2, "bias": bias}}
+    _, truth = _recorded(model="linear", rounds=2, test=0, samples=9, **chosen, **others)
+    x = truth.x.double().flatten(1).numpy()
+    if images:
+        x = 2 * x - 1  # the model's normalisation
+    if bias:
+        x = np.concatenate([x, np.ones((len(x), 1))], 1)
+    w = _minimised(x, truth.y.double().numpy().reshape(len(x), -1), l2)
+    width = w.shape[0] - bias
+    best = np.concatenate([w[:width].T.ravel(), w[width:].ravel()])
+    models = truth.states["w"][2].numpy()
+    run = training_curves.kept(truth, "run")
+    each = np.linalg.norm(models - best, axis=1)
+    root = np.sqrt(len(best))
+    assert float(run["rmse_nodes"][2]) == pytest.approx(each.mean() / root, rel=1e-9)
+    away = np.linalg.norm(models.mean(0) - best)
+    assert float(run["rmse"][2]) == pytest.approx(away / root, rel=1e-9)
+    relative = np.sqrt((each**2).mean()) / np.linalg.norm(best)
+    assert float(run["relative_error"][2]) == pytest.approx(relative, rel=1e-9)
+
+
+def test_a_converged_run_is_at_the_optimum_and_near_the_planted_weights() -> None:
+    shared = {"data": "regression:400,3", "model": "linear", "rounds": 300, "samples": 90}
+    _, exact = _recorded(victim="single", test=0, **shared, set={"mu": 0.5})
+    run = training_curves.kept(exact, "run")
+    assert float(run["rmse"][-1]) < 1e-7  # the data are float32
+    assert float(run["rmse_planted"][-1]) < 1e-6
+    assert float(run["rmse_planted"][1]) > 0.1
+    _, ridge = _recorded(victim="single", test=0, **shared, set={"mu": 0.5, "l2": 0.3})
+    run = training_curves.kept(ridge, "run")
+    assert float(run["rmse"][-1]) < 1e-12
+    assert float(run["rmse_planted"][-1]) > 0.05
+
+
+def test_the_optimum_with_an_l1_norm_fulfils_its_conditions() -> None:
+    """A subgradient of the objective is zero, and a run of proximal steps ends there."""
+    plan, truth = _recorded(
+        victim="extra",
+        data="regression:200,12,1.5",
+        model="linear",
+        samples=40,
+        rounds=1500,
+        test=0,
+        every=100,
+        set={"alpha": 0.2, "l1": 0.4},
+    )
+    run = training_curves.kept(truth, "run")
+    assert float(run["rmse"][-1]) < 1e-9
+    x = truth.x.double().numpy()
+    x = np.concatenate([x, np.ones((len(x), 1))], 1)
+    w = truth.states["w"][-1].mean(0).numpy()
+    slope = x.T @ (x @ w - truth.y.double().numpy()) / len(x)
+    used = np.abs(w) > 1e-9
+    assert 0 < used.sum() < len(w)
+    assert np.abs(slope[used] + 0.4 * np.sign(w[used])).max() < 1e-8
+    assert np.abs(slope[~used]).max() < 0.4
+    assert plan.victim.l1_weight == 0.4
+
+
+def test_an_optimum_that_is_not_unique_or_not_linear_has_no_distance() -> None:
+    for others in (
+        {"data": "regression:60,50", "model": "linear"},
+        {"data": "regression:60,4", "model": "mlp"},
+        {"data": "gaussians:60", "model": "logistic"},
+    ):
+        _, truth = _recorded(test=0, rounds=2, **others)
+        assert not {"rmse", "rmse_nodes", "relative_error"} & set(truth.states)
+    _, truth = _recorded(test=0, rounds=2, data="classification:60,4")
+    assert "rmse_planted" in truth.states
+    _, truth = _recorded(test=0, rounds=2, data="classification:60,4", rows="unit")
+    assert "rmse_planted" not in truth.states

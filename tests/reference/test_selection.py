@@ -6,6 +6,7 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.protocols import recording, training_curves
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring.scoring import score
 from leakaudit.tasks import _torchvision, data, idx, selected_data
 from leakaudit.tasks.selection import Selection
 
@@ -75,6 +78,25 @@ def test_rows_of_unit_norm_are_what_the_model_receives() -> None:
     plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", rows="unit"))
     x = unit.x[:2].double()
     assert torch.equal(plan.task.normalise(x), x)
+
+
+def test_dark_images_have_the_scores_of_bright_ones() -> None:
+    """Scaling all images scales the data range with them, so that PSNR and SSIM are the same."""
+    plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", samples=4, rows="unit"))
+    truth = recording.record(plan, None).truth_record
+    width = float(load("faces", rows="unit").x.max())
+    assert truth.data_range == plan.data_range == width < 0.2
+    noise = 0.01 * torch.randn(4, 1, 25, 25, generator=Generator().manual_seed(0))
+    x, y = truth.of(0)
+    guess = Reconstruction(0, "test", x + noise, y, Certificate.FAILED, 0.0)
+    (dark,) = score(guess, truth)
+    bright = replace(truth, x=truth.x / width, pool=truth.pool / width, provenance={})
+    (again,) = score(replace(guess, x=guess.x / width), bright)
+    assert dark.psnr is not None
+    assert dark.ssim is not None
+    assert dark.psnr == pytest.approx(again.psnr, abs=1e-3)
+    assert dark.ssim == pytest.approx(again.ssim, abs=1e-4)
+    assert dark.blind_psnr == pytest.approx(again.blind_psnr, abs=1e-3)
 
 
 def test_a_record_of_zeros_stays_one(tmp_path: Path) -> None:

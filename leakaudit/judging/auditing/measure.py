@@ -238,7 +238,7 @@ class _Blind:
         # kappa_packing is a share of all records; those that other nodes hold are excluded.
         apart = distances(x.numpy())
         same = kappa_packing(apart, 0.0) * len(x) / total
-        close = kappa_packing(apart, tolerance(psnr, 1.0)) * len(x) / total
+        close = kappa_packing(apart, tolerance(psnr, ready.data_range)) * len(x) / total
         return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
 
 

@@ -306,6 +306,37 @@ def test_the_test_set_of_an_npz_file_has_the_classes_of_its_training_set(tmp_pat
         load(f"npz:{path}", held=True)
 
 
+def _owned(tmp_path: Path, owner: object) -> str:
+    x = np.arange(60.0)[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, owner=owner)  # type: ignore[arg-type]
+    return f"npz:{tmp_path / 'a.npz'}"
+
+
+def test_nodes_hold_the_records_of_equally_many_owners(tmp_path: Path) -> None:
+    owner = np.array([f"writer {k % 7}" for k in range(60)])  # of 9 or 8 records each
+    for classes in ("", "0,2"):
+        found = load(_owned(tmp_path, owner), classes=classes)
+        rows = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+        assert len(rows.unique()) == 24
+        whose = [set(owner[found.x[own, 0].long().numpy()]) for own in rows]
+        assert [len(names) for names in whose] == [2, 2, 2]
+        assert len(set.union(*whose)) == 6
+    again = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+    assert torch.equal(again, rows)
+
+
+def test_owners_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LeakauditError, match="faces does not say who owns a record"):
+        recording.plan(Scenario("dpsgd", nodes=3, graph="ring", split="owners"))
+    found = load(_owned(tmp_path, np.arange(60) % 7))
+    with pytest.raises(LeakauditError, match=r"the 2 owners of node 0 have 1\d records together"):
+        data.split(found, 3, 20, "owners", Generator().manual_seed(0))
+    with pytest.raises(LeakauditError, match=r"expected owner \(60,\) of whole numbers or text"):
+        load(_owned(tmp_path, np.zeros(60)))
+    with pytest.raises(LeakauditError, match=r"got int64 \(59,\)"):
+        load(_owned(tmp_path, np.arange(59)))
+
+
 # --- held-out records -----------------------------------------------------------------------------
 
 

@@ -78,10 +78,13 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
     if leak.gaps:
         return leak.gaps
     if leak.theta is None:
-        return (
+        why = (
             "it requires the models at which the gradients were computed, "
             "but this adversary does not know them"
         )
+        if leak.adversary == "eavesdropper":
+            why += f"; one who also is a node may (--as eavesdropper+node:{int(leak.node == 0)})"
+        return why
     if leak.inner > 1:
         return (
             f"it compares single gradients, "

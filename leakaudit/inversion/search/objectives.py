@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,11 @@ class Target:
     aim: Tensor  # (m, c) the value, mixed in the same way, with norm 1
     columns: slice  # columns of the flat gradient to compare
     noise: float  # norm of the residual that the leak's own errors cause at the true inputs
+
+    def to(self, dtype: torch.dtype) -> Target:
+        """Return the same numbers in another format."""
+        names = ("theta", "combination", "value", "mixing", "aim")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
 
     def l2(self, found: Tensor) -> Tensor:
         """Return the squared relative norm of the whitened residual of gradients (T, c)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leakaudit.judging.papers.items import FIRST, LAST, Place
-from leakaudit.reporting.results.intervals import Interval, of_mean
+from leakaudit.reporting.results import intervals
+from leakaudit.reporting.results.intervals import Interval
 
 Values = Mapping[int, float | None]  # one value for each seed, None if it is missing
 
@@ -26,10 +26,7 @@ class Estimate:
         """Return the mean of at least one value; an exact one is its own interval."""
         if exact:
             return cls(values[0], (values[0], values[0]), 1)
-        if not all(map(math.isfinite, values)):
-            mean = values[0] if len({*values}) == 1 else math.nan
-            return cls(mean, (min(values), max(values)), len(values))
-        return cls(math.fsum(values) / len(values), of_mean(values), len(values))
+        return cls(*intervals.mean(values), len(values))
 
     @property
     def ends(self) -> Interval:

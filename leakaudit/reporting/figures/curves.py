@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 # Styles that are drawn without a text in the legend.
-ALWAYS = ("ceiling", "level", "rate", "blind", "run")
+ALWAYS = ("ceiling", "level", "rate", "seeds", "blind", "run")
 # Sizes in mm; all of them are choices.
 SCREEN = 80.0  # width of a panel of a figure for a screen
 HIGH = 40.0

@@ -132,6 +132,7 @@ STYLES = {
     "best": _Style(0.6),
     "mean": _Style(0.6, (4, 3)),
     "rate": _Style(1.2, marked=True),
+    "seeds": _Style(1.2, marked=True),  # mean over seeds
     "ceiling": _Style(1.2, (3, 3)),
     "blind": _Style(0.6, (1, 2)),
     "run": _Style(1.0, marked=True, sparse=True),

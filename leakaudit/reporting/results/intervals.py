@@ -29,6 +29,17 @@ def of_seeds(runs: Iterable[Sequence[float]]) -> Interval | None:
     return min(medians), max(medians)
 
 
+def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
+    """Return the mean of at least one value and its interval.
+
+    If a value is infinite, the interval is the range of all; the mean is NaN unless all are equal.
+    """
+    if all(map(math.isfinite, values)):
+        return math.fsum(values) / len(values), of_mean(values)
+    middle = values[0] if len({*values}) == 1 else math.nan
+    return middle, (min(values), max(values))
+
+
 def of_mean(values: Sequence[float]) -> Interval | None:
     """Return the interval of the mean of normal values by Student's t; None for a single one."""
     count = len(values)

@@ -883,6 +883,20 @@ class GatePart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
+class TrainedStatistics(_Entry, frozen=True, kw_only=True):
+    """A quantity of the training at one point of a sweep, over all seeds.
+
+    Attributes:
+        mean: Its mean.
+        low: Lower end of the 95 % interval of the mean by Student's t; None for a single seed.
+        high: Upper end.
+    """
+
+    mean: Extended
+    low: Extended
+    high: Extended
+
+
 class SweepPoint(_Entry, frozen=True, kw_only=True):
     """The results of one attack at one point of a sweep, over all seeds.
 
@@ -895,6 +909,7 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
         exact: Number of records recovered bit for bit.
         certified: Number of records certified exact.
         labels_found: Share of the labels found.
+        trained: Values after the last round by quantity, and bounds; absent without curves.
         {quantities}
     """
 
@@ -909,7 +924,16 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
     exact: int
     certified: int
     labels_found: Number | None
+    trained: Mapping[str, TrainedStatistics] | UnsetType = UNSET
     add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
+
+
+def trained_of(points: Sequence[SweepPoint]) -> tuple[str, ...]:
+    """Return the quantities of the training that tables and figures show of some points."""
+    found: dict[str, None] = {}
+    for point in points:
+        found.update(dict.fromkeys(given(point.trained, {})))
+    return tuple(name for name in found if not name.startswith("norm_"))
 
 
 def statistics(point: CurvePoint | SweepPoint, one: Quantity) -> Statistics | None:
@@ -995,6 +1019,7 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
         records: Number of true records.
         reasons: Why no leak is determined, by node.
         columns: The measurements.
+        trained: Values after the last round by quantity, and bounds; absent without curves.
     """
 
     key: Sha256
@@ -1008,6 +1033,7 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
     records: int
     reasons: dict[str, str]
     columns: SweptColumns
+    trained: Mapping[str, Extended] | UnsetType = UNSET
 
 
 class SweepPart(_Entry, frozen=True, kw_only=True):

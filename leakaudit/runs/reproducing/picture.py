@@ -34,7 +34,7 @@ def _panel(panel: Panel) -> plots.Panel:
     places = _places(panel.lines)
     numbers = _numbers(places)
     named = panel.axis != ROUND and len(places) <= NAMED
-    style = "rate" if named else "run"
+    style = "seeds" if named else "run"
     lines = tuple(_line(line, places, style) for line in panel.lines)
     points: tuple[str, ...] = ()
     at: tuple[float, ...] = ()

@@ -16,14 +16,13 @@ from leakaudit.core.reconstruction import Certificate
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.inversion import attacking
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import FinishedRun, fresh, protocol, run
+from leakaudit.judging.papers.runs import EXACT, FinishedRun, fresh, input_errors, protocol, run
 from leakaudit.protocols.declared import constant
 from leakaudit.scoring.scoring import score
-from leakaudit.theory.relations import is_determined, know
+from leakaudit.theory.relations import determined, is_determined, know
 from leakaudit.views.extraction import hearing, two_steps
 from leakaudit.views.extraction.deduction import Deduction
 
-EXACT = 1e-6
 STOPS = (5, 20, 100, 400)
 ATTACKED = range(8)  # those of the 60 nodes whose inputs are computed
 BATCHES = (8, 4)
@@ -38,8 +37,7 @@ THESIS: dict[str, Any] = {
 
 def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
     """Return the median relative error of the inputs of the analytic attack."""
-    found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
-    return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
+    return median(input_errors(done, leaks))
 
 
 @judges(4)
@@ -238,4 +236,36 @@ def _subspace() -> Iterator[Judgement]:
         Verdict.UNCLAIMED,
         f"on a grid of 10, {listed}",
         {"taps": taps},
+    )
+
+
+@judges(43)
+def _asynchronous() -> Iterator[Judgement]:
+    third = {**THESIS, "set": {**THESIS["set"], "active": NODES // 3}}
+    done = run(rounds=12, **third)
+    leaks = list(hearing.leaks(done.trace, rounds=12))
+    # A combination of differences weighs the gradients by numbers that add up to zero.
+    absolute = max(float(leak.combination.sum(1).abs().max()) for leak in leaks) > EXACT
+    made = protocol(rounds=12, nodes=8, graph="ring", set={"z0": 1.0, "active": 3})
+    view = know(made.whole, Adversary(), own=False)
+    for node in range(8):
+        for row in determined(view, made.whole.gradients(node)):
+            absolute |= sum(row.terms.values()) != 0
+    errors = input_errors(done, leaks)
+    computed = sum(error < EXACT for error in errors)
+    says = "every determined combination of gradients is one of differences"
+    if absolute:
+        says = "gradients leak that are not differences"
+    yield Judgement(
+        "the upper bound",
+        against(absolute),
+        f"{says}, between rounds in which a node was active",
+        {"absolute": absolute},
+    )
+    yield Judgement(
+        "what it protects",
+        Verdict.UNCLAIMED,
+        f"after 12 rounds of a third of the nodes, differences of {len(leaks)} of {NODES} nodes "
+        f"are determined, and the inputs of {computed} of these are computed",
+        {"nodes": len(leaks), "recovered": computed},
     )

@@ -259,7 +259,7 @@ class ReproductionRun:
             tried.add(cell.scenario.data)
             try:
                 recording.plan(
-                    cell.scenario,
+                    cell.scenario.without_epsilon(),
                     data_root=self.options.data_root,
                     download=self.options.download,
                     trusted=self.options.trusted,

@@ -266,7 +266,7 @@ def _comparison(plan: Plan, problem: Problem) -> Comparison:
         y[plan.tested].to(task.device),
         plan.scenario.selection.labels,
         plan.scenario.every,
-        optimum.least_squares(problem, plan.victim.l1_weight),
+        optimum.of(problem, plan.victim.l1_weight),
         _planted(source, task),
     )
 

@@ -64,6 +64,10 @@ COLUMNS = {
         *(_Column("rate", "success rate", "share"), _Column("ceiling", "limit", "share")),
         *(_P, _VERDICT),
     ),
+    "ceilings": (
+        *(_EPSILON, _Column("adversary", "adversary"), _Column("chance", "probability", "share")),
+        *(_Column("psnr", "PSNR, dB", "value"), _Column("ssim", "SSIM", "value")),
+    ),
     "views": (
         *(_EPSILON, _NODE, _Column("adversary", "adversary"), _Column("mu", r"$\mu$", "value")),
         _Column("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
@@ -88,6 +92,7 @@ ABOUT = {
     "findings": "Reconstructions",
     "curves": "Quality of the reconstructions",
     "verdicts": "Verdicts of the audit",
+    "ceilings": "What view bounds allow attacks to reach",
     "views": "View bounds and claims",
     "rules": "Rules of the privacy gate",
     "measures": "Measurements of the privacy gate",

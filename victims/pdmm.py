@@ -22,6 +22,8 @@ from leakaudit.theory.relations import Relations, decimal
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
+    from leakaudit.core.adversary import View
+    from leakaudit.protocols.dual_constants import ComputedConstants
     from leakaudit.tasks.task import Problem, Task
 
 # Numbers of one direction of several channels that are processed together, 256 KiB in float32, so
@@ -423,6 +425,13 @@ class PDMM(SimulatedVictim):
                 if k == last:
                     move(w, part)
         return w
+
+    @classmethod
+    def computed(cls, view: View, unknown: frozenset[str]) -> ComputedConstants:
+        """Compute unknown constants from the changes of z; see `dual_constants`."""
+        from leakaudit.protocols import dual_constants  # most adversaries know all constants
+
+        return dual_constants.computed(view, unknown)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both updates; node i holds z_{i|j}, which changes by the received message."""

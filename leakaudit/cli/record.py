@@ -64,6 +64,17 @@ class _KeyOptions(Options):
     split: str | None = option(
         "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
     )
+    classes: str | None = option(
+        "classes of the data set to use, by number or name, joined by commas (default all)"
+    )
+    rows: str | None = option(
+        "scale of the records: raw, unit (Euclidean norm 1) or range (every feature in [0, 1]) "
+        "(default raw)"
+    )
+    labels: str | None = option(
+        "targets of the model: classes; or, for the squared loss, signs (-1 and +1 for two "
+        "classes) or one-hot (default classes)"
+    )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
         "file.pt2 (default mlp)",
@@ -87,6 +98,11 @@ class _KeyOptions(Options):
         "what sets the noise for '--set epsilon=E': the claim of the protocol's paper, or the "
         "exact view of the strongest adversary: claim or exact (default claim)"
     )
+    test: int | None = option(
+        "number of held-out records, on which --curves evaluates the model of every node and the "
+        "mean model: records of the data set's test set, or some that no node holds (default 0)"
+    )
+    every: int | None = option("number of rounds between two points of the curves (default 1)")
 
 
 class _Options(SharedOptions):

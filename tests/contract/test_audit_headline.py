@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.reporting.findings.wording import audit_headline, worst_leak, worst_verdict
+from leakaudit.reporting.findings.wording import (
+    WorstLeak,
+    audit_headline,
+    worst_leak,
+    worst_verdict,
+)
 from leakaudit.reporting.results.audit_names import SENSITIVITY, VIEW
 from leakaudit.reporting.results.model import VerdictEntry
 
@@ -23,7 +28,7 @@ def entry(verdict: str, test: str = "canary replays", **rest: Any) -> VerdictEnt
         "needs": None,
         "figures": {},
     }
-    return VerdictEntry(verdict=verdict, test=test, **{**about, **rest})
+    return VerdictEntry(**{"verdict": verdict, "test": test, **about, **rest})
 
 
 def test_a_test_without_power_has_no_say() -> None:
@@ -47,6 +52,12 @@ def test_a_claim_comes_before_its_assumptions_unless_they_fail() -> None:
 
 
 def test_the_claim_is_answered_before_the_leak() -> None:
-    said = audit_headline([entry("REFUTED", VIEW)], worst_leak([], (1, 5, 5)), True)
-    assert said.startswith("REFUTED: ")
-    assert said.index("REFUTED") < said.index("No attack that was tried recovered an input")
+    leak = WorstLeak("Epsilon 8: an eavesdropper recovered all.")
+    said = audit_headline([entry("REFUTED", VIEW)], leak, True)
+    assert said.startswith("REFUTED: view bound against the claim")
+    assert said.index("REFUTED") < said.index("Epsilon 8: an eavesdropper recovered all. 1 REFUTED")
+
+
+def test_nothing_is_said_of_attacks_that_returned_nothing() -> None:
+    said = audit_headline([], worst_leak([], (1, 5, 5)), False)
+    assert said.startswith("Nothing was tested; the run was interrupted and is incomplete.")

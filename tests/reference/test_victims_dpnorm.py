@@ -254,6 +254,31 @@ def test_at_random_times_the_noise_of_a_round_cancels() -> None:
     assert math.isfinite(account(know(q, la.Adversary()), q.gradients(0), 1.0, certify=False).mu)
 
 
+def test_at_random_times_an_epsilon_of_1_hides_no_image() -> None:
+    """The paper's K, alpha and timing, and the noise of its theorem for epsilon = 1."""
+    constants = {"hidden": 64, "inner": 10, "alpha": 0.2, "mu": 0.003, "epsilon": 1.0}
+    plan = recording.plan(
+        Scenario(
+            "dpnorm",
+            nodes=4,
+            graph="ring",
+            rounds=6,
+            data="faces",
+            model="mlp",
+            samples=1,
+            seed=1,
+            set={**constants, "order": "random"},
+        )
+    )
+    made = recording.record(plan, None)
+    found = la.attack(la.leaks(made.trace), generator=torch.Generator().manual_seed(0))
+    scores = la.score(found, made.truth_record)
+    assert {score.node for score in scores} == {0, 1, 2, 3}
+    for score in scores:
+        assert score.psnr is not None
+        assert (score.psnr[0] or 0) > 60
+
+
 def test_theorem_1_says_that_it_does_not_cover_random_times() -> None:
     constants: dict[str, Any] = {"inner": 2, "epsilon": 1.0, "records": 40}
     plain, random = (

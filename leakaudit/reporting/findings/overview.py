@@ -286,7 +286,7 @@ def _audit(record: AuditRecord) -> Overview:
     place = f"At {point_of(one.epsilon)}, node {one.node} and {whom(one.adversary)}"
     return Overview(
         topic=_topic("Audit of", record),
-        says=f"{_AUDITED[Verdict[one.verdict]]}. {leak.says}",
+        says=f"{_AUDITED[Verdict[one.verdict]]}. {leak.says}".strip(),
         certainty=f"{place}: {one.says}. {_audit_certainty(record, one)}",
         level=level,
         badge=badge,

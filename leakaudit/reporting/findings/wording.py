@@ -228,7 +228,8 @@ def audit_headline(verdicts: Sequence[VerdictEntry], leak: WorstLeak, complete: 
     if worst is not None:
         where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
         first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}. "
-    return f"{first}{clean(leak.says)} {_capital('; '.join(rest))}. {NO_PROOF}"
+    counts = f"{_capital('; '.join(rest))}. {NO_PROOF}"
+    return f"{first}{clean(leak.says)} {counts}" if leak.says else f"{first}{counts}"
 
 
 def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
@@ -261,7 +262,7 @@ def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
 class WorstLeak:
     """What attacks recovered in an audit at the smallest epsilon at which they recovered inputs."""
 
-    says: str  # in one sentence
+    says: str  # in one sentence; empty if no attack returned anything
     finding: Finding | None = None  # the one that shows it best; None if nothing was recovered
 
 
@@ -278,7 +279,7 @@ def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> WorstLeak:
             cell = given(case.finding.cell, None)
             place = point_of(None if cell is None else cell.epsilon)
             return WorstLeak(f"{_capital(place)}: {case.says}", case.finding)
-    return WorstLeak("No attack that was tried recovered an input at any epsilon.")
+    return WorstLeak("No attack recovered an input at any epsilon." if findings else "")
 
 
 def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:

@@ -24,6 +24,7 @@ from leakaudit.core.trace import Setting, Truth
 from leakaudit.core.verdict import Holds
 from leakaudit.inversion import attacking
 from leakaudit.inversion.attack import Attack
+from leakaudit.judging.auditing.planned import planned
 from leakaudit.protocols import recording, training_curves
 from leakaudit.reporting.findings import findings
 from leakaudit.reporting.results.cell_files import (
@@ -155,13 +156,8 @@ class Job:
     def _ready(self, cell: PlannedCell) -> _ReadyCell:
         """Return the recording's plan, and the constants that set its epsilon."""
         plan = cell.plan
-<<<<<<< HEAD
         if cell.epsilon is None and not plan.bounds:
-            made = recording.plan(
-=======
-        if cell.epsilon is None:
             made = planned(
->>>>>>> v50
                 cell.scenario,
                 data_root=self.data_root,
                 download=self.download,
@@ -169,18 +165,14 @@ class Job:
                 trusted=self.trusted,
                 shared=SHARED,
             )
-<<<<<<< HEAD
-            return _ReadyCell(made, {}, None)
-=======
             found = made.calibrated
-            return made, {} if found is None else {found.constant: found.value}
->>>>>>> v50
+            return _ReadyCell(made, {} if found is None else {found.constant: found.value}, None)
         # They load scipy, which few sweeps need.
         from leakaudit.judging.auditing.levels import RunEnvironment, levels
 
         noises = plan.noises(cell.scenario, cell.epsilon)
-<<<<<<< HEAD
-        (level,) = levels(noises, RunEnvironment(self.data_root, self.download, plan.device))
+        where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
+        (level,) = levels(noises, where)
         return _ReadyCell(level.ready, level.constants, level)
 
 
@@ -235,11 +227,6 @@ def _bound(cell: PlannedCell, ready: _ReadyCell) -> CellBound | UnsetType:
 def _epsilon(view: Comparison) -> float | None:
     """Return the epsilon of a view at the claim's delta, or else at the bound's."""
     return view.bound.epsilon if view.exact is None else view.exact
-=======
-        where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
-        (level,) = levels(noises, where)
-        return level.ready, level.constants
->>>>>>> v50
 
 
 def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:

@@ -388,7 +388,7 @@ def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[st
     own_size = item.is_own_size(scale)
     numbers = tuple(compared(printed, panels) for printed in item.numbers(scale))
     shapes = tuple(tested(expected, panels) for expected in item.shapes(scale))
-    outcomes = [one.outcome for one in (*numbers, *shapes)]
+    outcomes = [*(one.outcome for one in numbers), *(one.outcome for one in shapes)]
     lines = [line for panel in panels for line in panel.lines]
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)

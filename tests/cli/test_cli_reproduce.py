@@ -25,7 +25,7 @@ title = "Loss against rounds"
 place = "Figure 9"
 quotes = [ { place = "section 1", text = "The loss falls with the number of rounds." } ]
 undetermined = ["the step size"]
-chosen = ["lr = 0.3"]
+chosen = ["alpha = 0.3"]
 small = "5 of 8 rounds"
 [plan]
 seeds = 2
@@ -35,15 +35,15 @@ graph = "ring"
 rounds = 8
 data = "gaussians"
 model = "logistic"
-samples = 20
+samples = 200
 [plan.small.scenario]
 rounds = 5
 [[plan.line]]
 name = "D-PSGD"
-scenario = { victim = "dpsgd", set = { lr = 0.3 } }
+scenario = { victim = "dpsgd", set = { alpha = 0.3 } }
 [[plan.line]]
 name = "D-PSGD, no step"
-scenario = { victim = "dpsgd", set = { lr = 0.0001 } }
+scenario = { victim = "dpsgd", set = { alpha = 0.0001 } }
 [[plan.panel]]
 y = "loss"
 [[plan.panel]]
@@ -110,7 +110,7 @@ def test_an_item_is_run_and_its_page_says_the_verdict_first(
     page = (folder / "index.html").read_text()
     head = page[page.index("<h1") : page.index("</h1>")]
     assert "REPRODUCED (1 printed number, 3 seeds" in head
-    for words in ("The loss falls with the number of rounds.", "the step size", "lr = 0.3"):
+    for words in ("The loss falls with the number of rounds.", "the step size", "alpha = 0.3"):
         assert words in page
     assert "leakaudit reproduce own/fig9 --scale paper --seeds 3" in page
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
@@ -208,7 +208,7 @@ def test_a_cell_that_fails_is_named_and_is_no_number(
     # Two nodes have no ring, which shows only when the cell is computed.
     text = CURVES.replace(
         'name = "D-PSGD, no step"\nscenario = { victim = "dpsgd",',
-        ('name = "D-PSGD, no step"\nscenario = { victim = "dpsgd", samples = 600,'),
+        ('name = "D-PSGD, no step"\nscenario = { victim = "dpsgd", samples = 600, '),
     )
     file.write_text(text)
     (found,) = made(capsys, "fig9.toml", "-o", "out")

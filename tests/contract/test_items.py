@@ -98,7 +98,7 @@ def test_the_wheel_carries_the_files(project: Path) -> None:
     ("name", "words"),
     [
         ("thesis/apendix-fig4", "did you mean 'appendix-fig4'"),
-        ("theses", "did you mean 'thesis'"),
+        ("theses", "did you mean 'pdmm-thesis'"),
         ("thesis/", "has no item ''"),
         ("nothing.toml", "nothing.toml"),
     ],

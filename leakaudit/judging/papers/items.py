@@ -227,7 +227,7 @@ def of_paper(name: str) -> str:
     lowered = name.lower()
     found = ALIASES.get(lowered, lowered)
     if found not in PAPERS:
-        near = suggest(lowered, (*PAPERS, *ALIASES))
+        near = suggest(lowered, PAPERS) or suggest(lowered, ALIASES)
         raise LeakauditError(f"paper {name!r} does not exist{near}; expected {', '.join(PAPERS)}")
     return found
 

@@ -20,7 +20,7 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import RANGE, Graph
 from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.calibration import Calibrated, Target
@@ -95,6 +95,13 @@ class Plan:
             free = torch.from_numpy(np.setdiff1d(np.arange(len(source)), self.rows.numpy()))
         order = torch.randperm(len(free), generator=self.random["test"])
         return free[order[: self.scenario.test]]
+
+    @property
+    def data_range(self) -> float:
+        """Width of the scale of images: 1, or the largest pixel of rows of unit norm."""
+        if self.scenario.rows == "unit" and self.source.is_image:
+            return float(self.source.x.max())
+        return 1.0
 
     @property
     def declared(self) -> Protocol:
@@ -334,6 +341,7 @@ def opened(
             provenance=said,
             private={
                 "scenario": {**asdict(scenario), "set": dict(scenario.set)},
+                **({RANGE: plan.data_range} if plan.data_range != 1 else {}),
                 **({premises.KEY: [one.says for one in void]} if void else {}),
                 **(private or {}),
             },

@@ -6,6 +6,7 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from scipy.optimize import minimize
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.protocols import recording, training_curves
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring.scoring import score
 from leakaudit.tasks import _torchvision, data, idx, selected_data
 from leakaudit.tasks.selection import Selection
 
@@ -76,6 +79,25 @@ def test_rows_of_unit_norm_are_what_the_model_receives() -> None:
     plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", rows="unit"))
     x = unit.x[:2].double()
     assert torch.equal(plan.task.normalise(x), x)
+
+
+def test_dark_images_have_the_scores_of_bright_ones() -> None:
+    """Scaling all images scales the data range with them, so that PSNR and SSIM are the same."""
+    plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", samples=4, rows="unit"))
+    truth = recording.record(plan, None).truth_record
+    width = float(load("faces", rows="unit").x.max())
+    assert truth.data_range == plan.data_range == width < 0.2
+    noise = 0.01 * torch.randn(4, 1, 25, 25, generator=Generator().manual_seed(0))
+    x, y = truth.of(0)
+    guess = Reconstruction(0, "test", x + noise, y, Certificate.FAILED, 0.0)
+    (dark,) = score(guess, truth)
+    bright = replace(truth, x=truth.x / width, pool=truth.pool / width, provenance={})
+    (again,) = score(replace(guess, x=guess.x / width), bright)
+    assert dark.psnr is not None
+    assert dark.ssim is not None
+    assert dark.psnr == pytest.approx(again.psnr, abs=1e-3)
+    assert dark.ssim == pytest.approx(again.ssim, abs=1e-4)
+    assert dark.blind_psnr == pytest.approx(again.blind_psnr, abs=1e-3)
 
 
 def test_a_record_of_zeros_stays_one(tmp_path: Path) -> None:
@@ -283,6 +305,37 @@ def test_the_test_set_of_an_npz_file_has_the_classes_of_its_training_set(tmp_pat
     assert load(f"npz:{path}").held is None
     with pytest.raises(LeakauditError, match="y_test has classes that y lacks"):
         load(f"npz:{path}", held=True)
+
+
+def _owned(tmp_path: Path, owner: object) -> str:
+    x = np.arange(60.0)[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, owner=owner)  # type: ignore[arg-type]
+    return f"npz:{tmp_path / 'a.npz'}"
+
+
+def test_nodes_hold_the_records_of_equally_many_owners(tmp_path: Path) -> None:
+    owner = np.array([f"writer {k % 7}" for k in range(60)])  # of 9 or 8 records each
+    for classes in ("", "0,2"):
+        found = load(_owned(tmp_path, owner), classes=classes)
+        rows = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+        assert len(rows.unique()) == 24
+        whose = [set(owner[found.x[own, 0].long().numpy()]) for own in rows]
+        assert [len(names) for names in whose] == [2, 2, 2]
+        assert len(set.union(*whose)) == 6
+    again = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+    assert torch.equal(again, rows)
+
+
+def test_owners_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LeakauditError, match="faces does not say who owns a record"):
+        recording.plan(Scenario("dpsgd", nodes=3, graph="ring", split="owners"))
+    found = load(_owned(tmp_path, np.arange(60) % 7))
+    with pytest.raises(LeakauditError, match=r"the 2 owners of node 0 have 1\d records together"):
+        data.split(found, 3, 20, "owners", Generator().manual_seed(0))
+    with pytest.raises(LeakauditError, match=r"expected owner \(60,\) of whole numbers or text"):
+        load(_owned(tmp_path, np.zeros(60)))
+    with pytest.raises(LeakauditError, match=r"got int64 \(59,\)"):
+        load(_owned(tmp_path, np.arange(59)))
 
 
 # --- held-out records -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +49,11 @@ class Target:
     columns: slice  # columns of the flat gradient to compare
     noise: float  # norm of the residual that the leak's own errors cause at the true inputs
 
+    def to(self, dtype: torch.dtype) -> Target:
+        """Return the same numbers in another format."""
+        names = ("theta", "combination", "value", "mixing", "aim")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
     def l2(self, found: Tensor) -> Tensor:
         """Return the squared relative norm of the whitened residual of gradients (T, c)."""
         loss: Tensor = (self.mixing @ found - self.aim).square().sum()
@@ -78,10 +83,13 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
     if leak.gaps:
         return leak.gaps
     if leak.theta is None:
-        return (
+        why = (
             "it requires the models at which the gradients were computed, "
             "but this adversary does not know them"
         )
+        if leak.adversary == "eavesdropper":
+            why += f"; one who also is a node may (--as eavesdropper+node:{int(leak.node == 0)})"
+        return why
     if leak.inner > 1:
         return (
             f"it compares single gradients, "

@@ -166,7 +166,10 @@ class DKM(SimulatedVictim):
                 x[i] = p.state("w", i, eq=mixed + self._relaxation(t) * self._declared(p, i, x[i]))
             shown = x
             if noise is not None:
-                shown = {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
+                width = noise.width
+                shown = {
+                    i: x[i] + p.noise("n", noise.std, i, law=noise.law, width=width) for i in x
+                }
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
@@ -223,13 +226,11 @@ class DKM(SimulatedVictim):
         return tuple(claims)
 
     @property
-    def _moved(self) -> float | None:
-        """Return how far a gradient step may move a gradient for a broadcast to move by Delta.
+    def _moved(self) -> float:
+        """Return how far a gradient may move for a broadcast to move by Delta, at the same x.
 
-        None for the other operators, whose step is no linear function of a gradient.
+        The three operators are nonexpansive functions of gamma times the gradient.
         """
-        if self.operator != "gd":
-            return None
         return self.sensitivity / (self.alpha * self.gamma)
 
     def _noise(self) -> Noise | None:
@@ -285,7 +286,9 @@ class DKM(SimulatedVictim):
         if self.operator == "dr":
             r = self._unknown(p, "r", i, x)
             v = p.state("v", i)
-            p.relate(gamma * p.grad(i, at=v), 2 * r - x - v)
+            step = gamma * p.grad(i, at=v)
+            p.relate(step, 2 * r - x - v)
+            p.firm(v, of=2 * r - x, by=step)
             return v - r
         moved = x - gamma * p.grad(i, at=x)
         if not self.l1:
@@ -298,4 +301,5 @@ class DKM(SimulatedVictim):
             return of
         out = p.state(name, i)
         p.opaque(out, of=[of])
+        p.firm(out, of=of)
         return out

@@ -20,8 +20,8 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
 from leakaudit.tasks.shared import SharedData
-from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.calibration import required_factor
 from leakaudit.views.accounting.compare import (
     DELTA,
     AssumedSensitivity,
@@ -35,7 +35,7 @@ from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 # norm near 1 is negligible, or hides them completely.
 LOW = 1e-9
 HIGH = 1e9
-# Relative error up to which the requested mu counts as reached: far above the rounding error of a
+# Relative error up to which the required noise counts as reached: far above the rounding error of a
 # view bound, far below the effect of another noise that the constant does not scale. A choice.
 REACHED = 1e-6
 
@@ -208,31 +208,31 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
     """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
-    Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
-    it; another one at that noise checks that it does.
+    If the constant scales all noise, the factor that one view requires yields it; another one at
+    that noise checks that it does.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
-    wanted = gaussian.least_mu(epsilon, delta)
 
-    def worst(noise: float) -> float:
+    def required(noise: float) -> float:
+        """Return the largest factor on the noise that a view requires."""
         made = _with(plan, base, noise)
-        mus = []
+        factors = []
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
-                mu = one.mu if one.mu is not None else one.node_mu
-                if mu is None or mu == math.inf:
+                factor = required_factor(one, epsilon, delta)
+                if factor is None or factor == math.inf:
                     why = _unset(one, plan.constant)
                     raise LeakauditError(
                         f"audit: {adversary} and node {one.node}: {why}; "
                         'omit that adversary, or use noise = "claim"'
                     )
-                mus.append(mu)
-        return max(mus)
+                factors.append(factor)
+        return max(factors)
 
-    noise = first * worst(first) / wanted
-    if noise and abs(worst(noise) / wanted - 1) > REACHED:
+    noise = first * required(first)
+    if noise and abs(required(noise) - 1) > REACHED:
         raise LeakauditError(
             f"audit: constant: {plan.constant} does not scale all noise, "
             "so it cannot be used to set the view bound"
@@ -245,6 +245,8 @@ def _unset(one: ViewBound, constant: str) -> str:
         return one.refused
     if one.leaking:
         return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
+    if one.releases or one.node_releases:
+        return f"no {constant} gives this epsilon"
     return (
         "hidden noise influences the models, "
         "so there is no epsilon per record or per node without a smoothness"

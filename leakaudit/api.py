@@ -82,12 +82,13 @@ def record(
     Raises:
         LeakauditError: The scenario cannot run, or needs more than `max_bytes`.
     """
+    from leakaudit.judging.auditing.planned import planned
     from leakaudit.protocols import recording
     from leakaudit.protocols.scenario import Scenario
 
     if not isinstance(scenario, Scenario):
         scenario = Scenario.from_toml(Path(scenario))
-    plan = recording.plan(
+    plan = planned(
         scenario,
         data_root=None if data_root is None else Path(data_root),
         download=download,
@@ -166,6 +167,7 @@ def bound(
     """
     from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.core.adversary import Adversary, node_list
+    from leakaudit.judging.auditing.planned import planned
     from leakaudit.judging.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.views.accounting import bounding, survey
@@ -176,7 +178,7 @@ def bound(
     own = options or bounding.BoundOptions()
     asked = bounding.checked(sensitivity, own.smoothness, delta, own.epsilon)
     root = None if own.data_root is None else Path(own.data_root)
-    protocol, holders = bounding.protocol_of(source, root, own.download)
+    protocol, holders = bounding.protocol_of(source, root, own.download, planned)
     if adversaries is None:
         if chosen is None:
             chosen = list(range(holders))

@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
@@ -76,6 +76,7 @@ class DKM(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
+    noiseless: ClassVar[Mapping[str, Setting]] = {"mechanism": "none"}
 
     operator: Literal["gd", "pgd", "dr"] = param(
         "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models only)", "T"
@@ -166,10 +167,7 @@ class DKM(SimulatedVictim):
                 x[i] = p.state("w", i, eq=mixed + self._relaxation(t) * self._declared(p, i, x[i]))
             shown = x
             if noise is not None:
-                width = noise.width
-                shown = {
-                    i: x[i] + p.noise("n", noise.std, i, law=noise.law, width=width) for i in x
-                }
+                shown = {i: x[i] + noise.declared(p, "n", i) for i in x}
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,15 @@ class _Help(argparse.Action):
 def _describe(victim: str) -> None:
     from leakaudit._util import declarations
     from leakaudit.cli.list import parameters, wrapped
+    from leakaudit.protocols import calibration
     from leakaudit.reporting.rendering import console
 
-    declared = declarations.of("victims", victim, ("sends",))
+    declared = declarations.of("victims", victim, ("sends", "noise_constant"))
+    known = dict(declared.parameters)
+    for name in calibration.added(known, declared.attributes["noise_constant"]):
+        known[name] = declarations.Parameter(MISSING, calibration.HELPS[name])
     sends = [f"{kind}: {text}" for kind, text in declared.attributes["sends"].items()]
-    lists = {f"parameters of {victim} (--set NAME=VALUE)": parameters(declared.parameters)}
+    lists = {f"parameters of {victim} (--set NAME=VALUE)": parameters(known)}
     if sends:
         lists[f"kinds of messages of {victim}"] = sends
     for heading, texts in lists.items():
@@ -60,6 +64,17 @@ class _KeyOptions(Options):
     split: str | None = option(
         "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
     )
+    classes: str | None = option(
+        "classes of the data set to use, by number or name, joined by commas (default all)"
+    )
+    rows: str | None = option(
+        "scale of the records: raw, unit (Euclidean norm 1) or range (every feature in [0, 1]) "
+        "(default raw)"
+    )
+    labels: str | None = option(
+        "targets of the model: classes; or, for the squared loss, signs (-1 and +1 for two "
+        "classes) or one-hot (default classes)"
+    )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
         "file.pt2 (default mlp)",
@@ -79,6 +94,15 @@ class _KeyOptions(Options):
     curves: bool | None = option(
         "store loss, accuracy, consensus and norms of each round in the truth file"
     )
+    calibrate: str | None = option(
+        "what sets the noise for '--set epsilon=E': the claim of the protocol's paper, or the "
+        "exact view of the strongest adversary: claim or exact (default claim)"
+    )
+    test: int | None = option(
+        "number of held-out records, on which --curves evaluates the model of every node and the "
+        "mean model: records of the data set's test set, or some that no node holds (default 0)"
+    )
+    every: int | None = option("number of rounds between two points of the curves (default 1)")
 
 
 class _Options(SharedOptions):
@@ -160,8 +184,9 @@ def _value(text: str) -> Any:
 )
 def run(args: _Options) -> int:
     """Record, and print a summary to stderr."""
+    from leakaudit.judging.auditing.planned import planned
     from leakaudit.protocols import premises
-    from leakaudit.protocols.recording import plan, record
+    from leakaudit.protocols.recording import record
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results.provenance import command
@@ -180,7 +205,7 @@ def run(args: _Options) -> int:
         given["seed"] = chosen.seed
     scenario = replace(base, **given)
     trusted = args.keys.model or args.trust_model  # who names a model on the command line trusts it
-    ready = plan(
+    ready = planned(
         scenario,
         data_root=Path(chosen.data_root),
         download=chosen.download,
@@ -190,7 +215,7 @@ def run(args: _Options) -> int:
     spread = _spread(args, ready)
     if args.dry_run:
         show(
-            f"{scenario.to_toml()}\n# {human(ready.size)}, {len(ready.wires)} channels, "
+            f"{ready.scenario.to_toml()}\n# {human(ready.size)}, {len(ready.wires)} channels, "
             f"{ready.task.layout.size} parameters\n"
         )
         return 0
@@ -215,6 +240,8 @@ def run(args: _Options) -> int:
     trace = recorder.trace
     written = human(_bytes(Path(args.output)))
     say(f"{args.output}: {scenario.victim}, {size_of(trace)}, {written}{replaced}", args)
+    if ready.calibrated is not None:
+        say(f"noise: {ready.calibrated.words}", args)
     for sentence in premises.sentences(recorder.truth_record):
         say(f"warning: {sentence}", args)
     for sentence in gaps.sentences(trace):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,25 +21,28 @@ from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
-from leakaudit.protocols import premises
+from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
-from leakaudit.tasks.build_task import SETTINGS
+from leakaudit.tasks.build_task import SETTINGS, outputs
 from leakaudit.tasks.shared import SharedData
-from leakaudit.tasks.task import Problem, Task
+from leakaudit.tasks.task import Comparison, Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
 from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 if TYPE_CHECKING:
+    from leakaudit.core.claim import Claim
     from leakaudit.protocols.victim import Victim
 
 # What a run draws random numbers for, in the order of its streams.
-STREAMS = ("data", "split", "graph", "model", "run", "schedule")
+STREAMS = ("data", "split", "graph", "model", "run", "schedule", "test")
+SILENT: Mapping[str, Any] = {"curves": False, "test": 0}  # of a run whose training is not looked at
 POOL = 1000  # records of the data set that are stored for identification, a choice
 
 
@@ -56,6 +59,7 @@ class Plan:
     wires: list[tuple[int, int]]  # undirected edges that are recorded
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
+    calibrated: Calibrated | None = None  # the noise that was found for an epsilon
 
     @cached_property
     def messages(self) -> int:
@@ -81,6 +85,17 @@ class Plan:
         )
         refuse_above(limit, sizes)
 
+    @cached_property
+    def tested(self) -> Tensor:
+        """Held-out records (t,): rows of the data set's test set, or of `source` without one."""
+        source = self.source
+        if source.held is not None:
+            free = torch.arange(len(source.held[0]))
+        else:
+            free = torch.from_numpy(np.setdiff1d(np.arange(len(source)), self.rows.numpy()))
+        order = torch.randperm(len(free), generator=self.random["test"])
+        return free[order[: self.scenario.test]]
+
     @property
     def declared(self) -> Protocol:
         """The protocol with its schedule, which leaves the plan's generators unused."""
@@ -90,6 +105,12 @@ class Plan:
         samples = self.scenario.samples
         size = self.task.layout.size
         return Protocol(self.victim, self.graph, rounds, public, records=samples, size=size)
+
+    def with_noise(self, found: Calibrated) -> Plan:
+        """Return the plan with the noise that was found in place of the epsilon."""
+        bare = self.scenario.without_epsilon()
+        scenario = replace(bare, set={**bare.set, found.constant: found.value})
+        return replace(self, scenario=scenario, victim=scenario.parts()[0], calibrated=found)
 
 
 def plan(
@@ -103,15 +124,20 @@ def plan(
 ) -> Plan:
     """Draw data and graph, and build the task.
 
+    The noise for an epsilon of the scenario is found by the paper's claims.
+
     Args:
         data_root: Folder of data sets; None for the default.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
+
+    Raises:
+        LeakauditError: The scenario cannot run, or asks for the exact view to set the noise.
     """
     shared = shared or SharedData()
     victim, args = scenario.parts()
     check_settings(scenario, args)
     random = generators(scenario.seed, *STREAMS)
-    source = shared.source(scenario.data, data_root, download, random["data"])
+    source = shared.source(scenario.selection, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
     spec = source.spec(scenario.model, args)
     task = shared.task(spec, getattr(torch, scenario.dtype), device, trusted)
@@ -120,7 +146,8 @@ def plan(
     else:
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
     victim.fits(task, graph, scenario.samples)
-    return Plan(
+    _check_test(scenario, source)
+    made = Plan(
         scenario,
         victim,
         source,
@@ -130,6 +157,30 @@ def plan(
         _wires(scenario.wires, graph),
         _kept(scenario.layers, task),
         random,
+    )
+    wanted = scenario.target()
+    return made if wanted is None else _claimed(made, wanted)
+
+
+def _claimed(plan: Plan, wanted: Target) -> Plan:
+    """Return the plan with the noise for which the paper claims an epsilon."""
+    scenario = plan.scenario
+    if scenario.calibrate == calibration.EXACT:
+        raise LeakauditError(
+            "calibrate=exact: this command does not search for noise; use leakaudit record, bound, "
+            "sweep or check, or set the noise that leakaudit record prints"
+        )
+    declared = plan.declared
+
+    def claims(noise: float) -> Sequence[Claim]:
+        victim = replace(cast(Any, plan.victim), **{wanted.constant: noise})
+        return cast("Victim", victim).claims(declared.graph, declared.rounds, declared.public)
+
+    value, claim = calibration.by_claims(wanted.epsilon, wanted.constant, scenario.victim, claims)
+    basis = f"as claimed: {claim.source}"
+    method = calibration.METHODS[0]
+    return plan.with_noise(
+        Calibrated(wanted.epsilon, claim.delta, wanted.constant, value, method, basis)
     )
 
 
@@ -163,13 +214,23 @@ def record(
     return recorder
 
 
+def train(plan: Plan) -> Recorder:
+    """Run the plan without recording its messages, for the truth with its curves alone."""
+    silent = replace(plan, wires=[])
+    with opened(silent, None, public(plan), sys.maxsize, None) as recorder:
+        plan.victim.run(
+            _problem(plan), plan.graph, plan.scenario.rounds, recorder, plan.random["run"], []
+        )
+    return recorder
+
+
 def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradiction]:
     """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
     extremes = None
     if any(premise.subject != "records" for premise in wanted):
-        silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
+        silent = replace(plan, scenario=replace(scenario, states=False, **SILENT), wires=[])
         random = Generator().set_state(plan.random["run"].get_state())
 
         def run(problem: Problem) -> None:
@@ -177,14 +238,57 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
                 plan.victim.run(problem, plan.graph, scenario.rounds, recorder, random, [])
 
         with watching(lambda *_: None):
-            extremes = premises.measured(plan.victim, _problem(plan), run)
+            extremes = premises.measured(plan.victim, _problem(silent), run)
     return premises.contradicted(wanted, extremes, scenario.samples)
 
 
 def _problem(plan: Plan) -> Problem:
     task = plan.task
     x = plan.source.x[plan.rows].to(task.device, task.dtype)
-    return Problem(task, x, plan.source.y[plan.rows].to(task.device))
+    y = plan.source.y[plan.rows].to(task.device)
+    problem = Problem(task, x, y)
+    if plan.scenario.curves:
+        problem = replace(problem, against=_comparison(plan, problem))
+    return problem
+
+
+def _comparison(plan: Plan, problem: Problem) -> Comparison:
+    source = plan.source
+    task = plan.task
+    x, y = (source.x, source.y) if source.held is None else source.held
+    return Comparison(
+        x[plan.tested].to(task.device, task.dtype),
+        y[plan.tested].to(task.device),
+        plan.scenario.selection.labels,
+        plan.scenario.every,
+        optimum.least_squares(problem, plan.victim.l1_weight),
+        _planted(source, task),
+    )
+
+
+def _planted(source: data.Dataset, task: Task) -> Tensor | None:
+    """Return the parameters of a model whose outputs are those from which targets were drawn."""
+    if source.planted is None or task.spec.model not in models.CONVEX or outputs(task.spec) > 1:
+        return None
+    rest = task.layout.size - len(source.planted)
+    return torch.cat([source.planted, source.planted.new_zeros(rest)]).to(task.device)
+
+
+def _check_test(scenario: Scenario, source: data.Dataset) -> None:
+    """Reject more held-out records than there are."""
+    if not scenario.test:
+        return
+    if not scenario.curves:
+        raise LeakauditError(
+            f"test: {scenario.test} held-out records are used by curves only; add --curves"
+        )
+    where = f"the test set of {source.name} has"
+    have = 0 if source.held is None else len(source.held[0])
+    if source.held is None:
+        where = f"the nodes leave of {len(source)} records of {source.name}"
+        have = len(source) - scenario.nodes * scenario.samples
+    if scenario.test > have:
+        raise LeakauditError(f"test: expected at most the {have} records that {where}")
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
@@ -213,6 +317,8 @@ def opened(
     said = dict(provenance or {})
     if scenario.wires != "all":
         said["wires"] = scenario.wires
+    if plan.calibrated is not None:
+        said["calibrated"] = plan.calibrated.to_json()
     recorder = Recorder(
         Storage(path, messages=plan.messages, rows=plan.messages, max_bytes=max_bytes),
         protocol=scenario.victim,
@@ -238,7 +344,10 @@ def opened(
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
-    others = np.setdiff1d(np.arange(len(source.x)), rows.numpy())
+    used = rows.flatten()
+    if scenario.test and source.held is None:
+        used = torch.cat([used, plan.tested])
+    others = np.setdiff1d(np.arange(len(source.x)), used.numpy())
     recorder.pool(source.x[others[:POOL]])
     return recorder
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,18 @@ from leakaudit._util import config
 from leakaudit._util.forms import form
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, brief
+from leakaudit.protocols import calibration
 from leakaudit.protocols.victim import Victim
+from leakaudit.tasks.selection import LABELS, ROWS, Selection
 
 DTYPES = ("float32", "float64")
+WORDS = {
+    "dtype": DTYPES,
+    "rows": tuple(ROWS),
+    "labels": tuple(LABELS),
+    "calibrate": calibration.METHODS,
+}
+LEAST = {"rounds": 1, "samples": 1, "nodes": 1, "test": 0, "every": 1}
 LARGEST = 2**31 - 1  # rounds, samples and nodes: files store them in 32 bits
 
 
@@ -29,6 +38,9 @@ class Scenario:
         data: Name of the data set.
         samples: Records per node.
         split: How the records are divided among the nodes.
+        classes: Classes of the data set that are used, such as ``0,1``; empty for all.
+        rows: Scale of the records: ``raw``, ``unit`` (norm 1) or ``range`` (features in [0, 1]).
+        labels: ``classes``; or ``signs`` (-1 and +1) or ``one-hot``, targets of the squared loss.
         model: Name of the model.
         set: Constants of the victim and arguments of the model, by name.
         dtype: ``float32`` or ``float64``.
@@ -39,6 +51,10 @@ class Scenario:
             commas.
         states: Whether the truth contains the private vectors.
         curves: Whether the truth contains loss, accuracy, consensus and norms of every round.
+        calibrate: What sets the noise for an ``epsilon`` in `set`: the ``claim`` of the victim's
+            paper, or the ``exact`` view of the strongest adversary.
+        test: Number of held-out records on which curves evaluate the models.
+        every: Rounds between two points of the curves, which have the first and last round.
     """
 
     victim: str = "pdmm"
@@ -48,6 +64,9 @@ class Scenario:
     data: str = "faces"
     samples: int = 1
     split: str = "iid"
+    classes: str = ""
+    rows: str = "raw"
+    labels: str = "classes"
     model: str = "mlp"
     set: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
@@ -56,19 +75,33 @@ class Scenario:
     layers: str = "all"
     states: bool = False
     curves: bool = False
+    calibrate: str = "claim"
+    test: int = 0
+    every: int = 1
 
     def __post_init__(self) -> None:
         config.check(vars(self), FORM)
-        if self.dtype not in DTYPES:
-            expected = f"expected float32 or float64, got {self.dtype!r}"
-            raise config.InvalidValue("", expected, "dtype")
-        for name in ("rounds", "samples", "nodes"):
-            if getattr(self, name) < 1:
-                expected = f"expected at least 1, got {getattr(self, name)}"
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                expected = f"expected {_either(words)}, got {brief(getattr(self, name), 40)}"
+                raise config.InvalidValue("", expected, name)
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                expected = f"expected at least {least}, got {getattr(self, name)}"
                 raise config.InvalidValue("", expected, name)
             if getattr(self, name) > LARGEST:
                 expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
                 raise config.InvalidValue("", expected, name)
+
+    @property
+    def selection(self) -> Selection:
+        """What the run takes from its data set.
+
+        Logistic regression has the same loss whether labels are 0 and 1, signs or one-hot, so that
+        its labels always are classes.
+        """
+        labels = "classes" if self.model == "logistic" else self.labels
+        return Selection(self.data, self.classes, self.rows, labels, held=self.test > 0)
 
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
@@ -114,27 +147,72 @@ class Scenario:
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and the entries of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims depend, are taken from the
-        scenario if `set` does not contain them.
+        A victim's ``samples`` or ``records``, on which noise and claims depend, and the ``horizon``
+        of an epsilon are taken from the scenario if `set` does not contain them. An epsilon that
+        is a `target` is still to be found.
 
         Raises:
             LeakauditError: The victim is incomplete, or does not accept one of its constants.
         """
+        kind = self._kind
+        mine = registry.parameters(kind)
+        constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
+        if "horizon" in mine and self.set.get(calibration.EPSILON):
+            constants["horizon"] = self.rounds
+        found = self.target()
+        taken = set[str]()  # by the calibration
+        if kind.noise_constant in mine:
+            taken.add(calibration.EPSILON)
+        if found is not None:
+            taken.update(calibration.HELPS)
+        rest = {}
+        for key, value in self.set.items():
+            if key in mine and not (found is not None and key == calibration.EPSILON):
+                constants[key] = value
+            elif key not in taken:
+                rest[key] = value
+        victim: Victim = registry.configure(kind, constants)
+        return victim, rest
+
+    def target(self) -> calibration.Target | None:
+        """Return the noise that is to be found for an ``epsilon`` in `set`; None if none is.
+
+        Raises:
+            LeakauditError: The noise is given as well, or a number is not positive.
+        """
+        kind = self._kind
+        exact = self.calibrate == calibration.EXACT
+        try:
+            return calibration.target(
+                self.set, registry.parameters(kind), kind.noise_constant, exact
+            )
+        except LeakauditError as error:
+            raise LeakauditError(f"{self.victim}: {error}") from None
+
+    def without_epsilon(self) -> Scenario:
+        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+
+        Raises:
+            LeakauditError: There is no such victim.
+        """
+        kind = self._kind
+        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
+        dropped = {calibration.EPSILON, *theirs}
+        kept = {name: value for name, value in self.set.items() if name not in dropped}
+        return replace(self, set=kept, calibrate=calibration.METHODS[0])
+
+    @property
+    def _kind(self) -> type[Victim]:
         kind = registry.get("victims", self.victim)
         if not (isinstance(kind, type) and issubclass(kind, Victim)):
             raise LeakauditError(
                 f"victim {self.victim!r}: expected a subclass of leakaudit.Victim, got {kind!r}"
             )
-        mine = registry.parameters(kind)
-        constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
-        rest = {}
-        for key, value in self.set.items():
-            if key in mine:
-                constants[key] = value
-            else:
-                rest[key] = value
-        victim: Victim = registry.configure(kind, constants)
-        return victim, rest
+        return kind
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 FORM = form(Scenario)

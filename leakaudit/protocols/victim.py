@@ -14,6 +14,8 @@ from leakaudit.core.errors import check_methods
 from leakaudit.core.trace import Graph
 
 if TYPE_CHECKING:
+    from leakaudit.core.adversary import View
+    from leakaudit.protocols.dual_constants import ComputedConstants
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.theory.relations import Relations, Turns
     from leakaudit.traces.recorder import Recorder
@@ -40,6 +42,8 @@ class Victim(ABC):
             everything that a node uses from other nodes.
         regular: Whether every round from the third on sends as many messages as the round before,
             even if its coefficients differ. A `stationary` protocol counts as regular.
+        noise_constant: Name of the constant that scales all its noise, if it has one of this name:
+            an ``epsilon`` of a scenario sets it.
     """
 
     paper: ClassVar[str] = "unpublished"
@@ -49,11 +53,26 @@ class Victim(ABC):
     centralised: ClassVar[bool] = False
     separable: ClassVar[bool] = False
     regular: ClassVar[bool] = False
+    noise_constant: ClassVar[str] = "sigma"
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""
         check_methods(cls, "victim", "run and relations")
         return super().__new__(cls)
+
+    @classmethod
+    def computed(cls, view: View, unknown: frozenset[str]) -> ComputedConstants | None:
+        """Compute constants that an adversary does not know from the messages that it observes.
+
+        Args:
+            view: What the adversary observes, and which constants it knows.
+            unknown: Names of those that it does not know.
+
+        Returns:
+            Their values, and what is not determined with the reason. None, the default, if no
+            formula for the protocol's constants is known.
+        """
+        return None
 
     @property
     def stationary(self) -> bool:
@@ -63,6 +82,11 @@ class Victim(ABC):
         for many rounds before it is used, nothing in the first rounds shows it.
         """
         return False
+
+    @property
+    def l1_weight(self) -> float:
+        """Weight of the l1 norm in the objective, 0 for none."""
+        return float(getattr(self, "l1", 0.0))
 
     def turns(self, rounds: int) -> Turns | None:
         """Return which gradients of a node one record can enter.

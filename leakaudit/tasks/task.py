@@ -256,14 +256,7 @@ class Task:
                 "accuracy needs labels, but loss 'squared' has none; compare losses instead"
             )
         with torch.no_grad():
-            out = self.logits(theta, x)
-        if self.spec.loss == "binary":
-            right = (out.squeeze(1) > 0) == (y > 0.5)
-        else:
-            labels = y.argmax(1) if y.is_floating_point() else y
-            if self.spec.is_text:
-                labels = losses.next_tokens(x, y)
-            right = out.argmax(-1) == labels
+            right = losses.correct(self.spec.loss, self.logits(theta, x), x, y)
         return float(right.double().mean())
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
@@ -393,6 +386,18 @@ def _described(parameter: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class Comparison:
+    """What the curves of a run compare its models with, besides the records of its nodes."""
+
+    x: Tensor  # held-out records (t, *shape), which no node holds
+    y: Tensor  # their labels (t,), or targets (t, k)
+    labels: str = "classes"  # what real targets stand for: ``signs`` or ``one-hot``
+    every: int = 1  # rounds between two points of a curve
+    optimum: Tensor | None = None  # (d,) minimiser of the nodes' mean objective, if it is known
+    planted: Tensor | None = None  # (d,) parameters from which the targets were drawn
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A task and every node's data."""
 
@@ -400,6 +405,7 @@ class Problem:
     x: Tensor  # inputs (N, b, *shape)
     y: Tensor  # labels (N, b)
     here: Tensor | None = None  # (N,) bool, nodes with data in this process; None for all
+    against: Comparison | None = None  # what curves compare the models with
 
     def __post_init__(self) -> None:
         shape = self.task.spec.shape
@@ -409,6 +415,13 @@ class Problem:
             raise LeakauditError(
                 f"problem: expected x (N, b, {', '.join(map(str, shape))}) and y (N, b), got {came}"
             )
+
+    def of(self, nodes: slice | Tensor) -> Problem:
+        """Return the problem of some nodes."""
+        here = self.here
+        if here is not None:
+            here = here[nodes]
+        return Problem(self.task, self.x[nodes], self.y[nodes], here)
 
     @property
     def nodes(self) -> int:

@@ -239,7 +239,7 @@ class _NodeRecorder:
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
-    def curve(self, name: str, round: int, value: float) -> None:
+    def curve(self, name: str, round: int, value: float | Tensor) -> None:
         """Record nothing: a curve needs all nodes."""
 
     def end_round(self, round: int) -> None:

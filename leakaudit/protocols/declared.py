@@ -118,6 +118,7 @@ class Protocol:
     # to every round, each with a vector that nothing explains.
     undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
+    size: int = 0  # coordinates of a model, and so of every vector; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
     # what a recording says about its own inputs (`views.accounting.resting`)
@@ -398,6 +399,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         rounds,
         trace.public,
         records=_records(trace),
+        size=trace.layout.size,
         unstated=unstated,
         evidence=evidence,
         most=largest(trace),

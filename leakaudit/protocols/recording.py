@@ -109,7 +109,9 @@ class Plan:
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
         public = self.victim.schedule(self.graph, rounds, random)
-        return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
+        samples = self.scenario.samples
+        size = self.task.layout.size
+        return Protocol(self.victim, self.graph, rounds, public, records=samples, size=size)
 
     def with_noise(self, found: Calibrated) -> Plan:
         """Return the plan with the noise that was found in place of the epsilon."""

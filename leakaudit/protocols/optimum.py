@@ -43,11 +43,11 @@ def logistic(problem: Problem) -> Tensor | None:
     if not task.l2 or x.shape[1] > LARGEST:
         return None
     w = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    first = None
-    for _ in range(NEWTON):
+    first = torch.zeros((), dtype=w.dtype)
+    for k in range(NEWTON):
         p = (x @ w).sigmoid()
         slope = x.T @ (p - y[:, 0]) / len(x) + task.l2 * w
-        first = slope.norm() if first is None else first
+        first = first if k else slope.norm()
         curvature = (x * (p * (1 - p))[:, None]).T @ x / len(x)
         curvature.diagonal().add_(task.l2)
         step = torch.linalg.solve(curvature, slope)

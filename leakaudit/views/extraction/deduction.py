@@ -109,6 +109,8 @@ class Deduction:
             hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
             if hidden and self._protocol.depends_on(name):
                 self.view.constant(name)  # raises an error with an explanation
+        if self._protocol.summed > 1:  # gradients of means are multiples of what is sent
+            self.view.constant("samples")
         return base
 
     def _limit(self, knowledge: Knowledge) -> str:

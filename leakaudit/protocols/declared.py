@@ -125,6 +125,7 @@ class Protocol:
     undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
     summed: int = 1  # records of which a gradient is the sum, if it is not their mean
+    size: int = 0  # coordinates of a model, and so of every vector; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
     # what a recording says about its own inputs (`views.accounting.resting`)
@@ -414,6 +415,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         trace.public,
         records=_records(trace),
         summed=_summed(trace),
+        size=trace.layout.size,
         unstated=unstated,
         evidence=evidence,
         most=largest(trace),

@@ -115,6 +115,7 @@ class Plan:
             rounds,
             public,
             records=self.scenario.samples,
+            size=self.task.layout.size,
             summed=self.scenario.summed,
         )
 

@@ -217,9 +217,9 @@ class DKM(SimulatedVictim):
         assert noise is not None
         source, norm = SOURCES[self.mechanism]
         moved = f"one record changes a broadcast by at most Delta = {self._delta(graph):g}"
-        assumes = (f"{moved} in {norm} norm",)
+        assumes = [f"{moved} in {norm} norm"]
         if not self.sensitivity:
-            assumes += (f"|T(x) - x| <= B = {self.bound:g} for every record",)
+            assumes.append(f"|T(x) - x| <= B = {self.bound:g} for every record")
         return Claim(
             source=source,
             promise="one broadcast is differentially private",
@@ -229,7 +229,7 @@ class DKM(SimulatedVictim):
             neighbours=Adjacency.REPLACE,
             std=noise.std,
             rounds=1,
-            assumes=assumes,
+            assumes=tuple(assumes),
             sensitivity=self._moved,
             classic=self.mechanism == "gaussian",
             calibrated_to=self._delta(graph),

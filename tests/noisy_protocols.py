@@ -27,6 +27,10 @@ NOISY: dict[str, tuple[str, Mapping[str, Any]]] = {
     "dpnorm": ("dpnorm", {"sigma": 0.3, "records": 2}),
     "dpnorm, noise of steps": ("dpnorm", {"sigma": 0.3, "noise": "inner", "inner": 2}),
     "dpnorm, sent twice": ("dpnorm", {"sigma": 0.3, "inner": 2, "resend": True}),
+    "dpnorm, random times": (
+        "dpnorm",
+        {"sigma": 0.3, "inner": 3, "noise": "inner", "order": "random"},
+    ),
     "dpadmm": ("dpadmm", {"sigma": 0.3}),
     "mradmm": ("mradmm", {"rate": 1.0}),
     "recal": ("recal", {"sigma": 0.3}),

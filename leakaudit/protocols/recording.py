@@ -200,6 +200,16 @@ def record(
     return recorder
 
 
+def train(plan: Plan) -> Recorder:
+    """Run the plan without recording its messages, for the truth with its curves alone."""
+    silent = replace(plan, wires=[])
+    with opened(silent, None, public(plan), sys.maxsize, None) as recorder:
+        plan.victim.run(
+            _problem(plan), plan.graph, plan.scenario.rounds, recorder, plan.random["run"], []
+        )
+    return recorder
+
+
 def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradiction]:
     """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario

@@ -14,6 +14,8 @@ from leakaudit.core.errors import check_methods
 from leakaudit.core.trace import Graph
 
 if TYPE_CHECKING:
+    from leakaudit.core.adversary import View
+    from leakaudit.protocols.dual_constants import ComputedConstants
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.theory.relations import Relations, Turns
     from leakaudit.traces.recorder import Recorder
@@ -57,6 +59,20 @@ class Victim(ABC):
         """Reject a class that does not define all abstract methods."""
         check_methods(cls, "victim", "run and relations")
         return super().__new__(cls)
+
+    @classmethod
+    def computed(cls, view: View, unknown: frozenset[str]) -> ComputedConstants | None:
+        """Compute constants that an adversary does not know from the messages that it observes.
+
+        Args:
+            view: What the adversary observes, and which constants it knows.
+            unknown: Names of those that it does not know.
+
+        Returns:
+            Their values, and what is not determined with the reason. None, the default, if no
+            formula for the protocol's constants is known.
+        """
+        return None
 
     @property
     def stationary(self) -> bool:

@@ -56,7 +56,8 @@ class Case:
     @property
     def rounds(self) -> int:
         """The length of a short run; in a walk, one node is active in a round."""
-        return 4 if self.unroll in (unrolled.recal, unrolled.rwadmm) else 2
+        walks = self.unroll in (unrolled.recal, unrolled.rwadmm) or "active" in self.settings
+        return 4 if walks else 2
 
     @classmethod
     def alike(cls, unroll: Unroll, graphs: Sequence[Graph] = GRAPHS, **settings: Any) -> Case:
@@ -122,8 +123,16 @@ CASES = [
     ),
     Case(unrolled.dpnorm),
     Case.alike(unrolled.dpnorm, alpha=0.02),
+    Case.alike(unrolled.dpnorm, inner=3, order="random"),
+    Case.alike(unrolled.dpnorm, inner=3, order="random", noise="inner", alpha=0.02),
     Case(unrolled.pdmm, {}),
     Case(unrolled.pdmm, {"differential": False}, {"differential": False}),
+    Case(unrolled.pdmm, {"active": 2}, {"active": 2}),
+    Case(
+        unrolled.pdmm,
+        {"active": 1, "differential": False},
+        {"active": 1, "differential": False},
+    ),
     Case(unrolled.dpadmm),
     Case.alike(unrolled.dpadmm, steps=2),
     Case(unrolled.mradmm, {}),

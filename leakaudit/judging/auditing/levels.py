@@ -118,7 +118,7 @@ def levels(
     points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
     if not plan.epsilon:
         points.append((None, {}, base))
-    for epsilon in plan.epsilon:
+    for epsilon in sorted(plan.epsilon):  # if time runs out, those that matter have been examined
         constants = _constants(plan, epsilon, base, nodes)
         kept = {k: v for k, v in bare.set.items() if k != plan.constant}
         scenario = replace(bare, set={**kept, **constants})

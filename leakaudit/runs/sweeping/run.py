@@ -26,7 +26,8 @@ from leakaudit.runs.workers.executor import Executor
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Items = Sequence[tuple[str, PlannedCell]]
+# Cells to compute: where the result is stored, its name, and the cell.
+Tasks = Sequence[tuple[Store, str, PlannedCell]]
 
 
 def every_core() -> Executor:
@@ -111,7 +112,8 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
         todo = remaining(mine, known, options)
         swept = SweepOutcome(len(mine), len(mine) - len(todo))
         try:
-            _run(store, mine, todo, options)
+            job = [(store, key, cell) for key, cell in todo]
+            compute(job, len(mine), options)
         except KeyboardInterrupt:
             swept.interrupted = True
         ends = store.statuses(mine)
@@ -145,14 +147,14 @@ def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> record
     )
 
 
-def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
-    """Run cells; store results, timings and failures of processes that died."""
+def compute(todo: Tasks, total: int, options: SweepOptions) -> None:
+    """Run the remaining ones of some cells; store results, timings and failures of processes."""
     job = Job(options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
-    done = len(mine) - len(todo)
-    step("cells", done, len(mine))
-    for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
-        key, cell = todo[outcome.place]
+    done = total - len(todo)
+    step("cells", done, total)
+    for outcome in options.executor.completed(job, [cell for *_, cell in todo], expired):
+        store, key, cell = todo[outcome.place]
         if isinstance(outcome.error, WorkerDied):
             computed = died(cell, str(outcome.error))
         else:
@@ -162,7 +164,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
         status = computed.result.status
         store.timed(shard, key, computed.seconds, computed.cpu, status, outcome.worker)
         done += 1
-        step("cells", done, len(mine))
+        step("cells", done, total)
 
 
 def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.dpnorm import RING
+from leakaudit.judging.papers.dp_norm.claims import RING
 from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import FinishedRun, listed, optimum, run
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.pdmm import EXACT, THESIS, input_error
+from leakaudit.judging.papers.pdmm_thesis.claims import EXACT, THESIS, input_error
 from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import FinishedRun, fresh, listed, planned, protocol, run
 from leakaudit.theory.relations import determined, is_determined, know

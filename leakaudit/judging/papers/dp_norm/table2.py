@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 from leakaudit.core import registry
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.dpnorm import (
+from leakaudit.judging.papers.dp_norm.claims import (
     BATCH,
     DELTA,
     LOCAL,
@@ -23,7 +23,7 @@ from leakaudit.judging.papers.dpnorm import (
     record,
     view_of_a_node,
 )
-from leakaudit.judging.papers.dpnorm import setting as dpnorm_setting
+from leakaudit.judging.papers.dp_norm.claims import setting as dpnorm_setting
 from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import attained_mu, listed, protocol
 from leakaudit.theory.bounds import gaussian

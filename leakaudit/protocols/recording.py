@@ -108,7 +108,8 @@ class Plan:
         """The protocol with its schedule, which leaves the plan's generators unused."""
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
-        public = self.victim.schedule(self.graph, rounds, random)
+        scheduled = self.victim.schedule(self.graph, rounds, random)
+        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
         return Protocol(
             self.victim,
             self.graph,

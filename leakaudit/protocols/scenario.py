@@ -155,8 +155,8 @@ class Scenario:
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and the entries of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims depend, and the ``horizon``
-        of an epsilon are taken from the scenario if `set` does not contain them. An epsilon that
+        A victim's ``samples`` or ``records``, on which noise and claims depend, and a ``horizon``
+        are taken from the scenario if `set` does not contain them. An epsilon that
         is a `target` is still to be found.
 
         Raises:
@@ -165,7 +165,7 @@ class Scenario:
         kind = self._kind
         mine = registry.parameters(kind)
         constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
-        if "horizon" in mine and self.set.get(calibration.EPSILON):
+        if "horizon" in mine:
             constants["horizon"] = self.rounds
         found = self.target()
         taken = set[str]()  # by the calibration

@@ -18,6 +18,7 @@ from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Graph, Json, Trace, Truth
+from leakaudit.protocols.schedules import Unscheduled
 from leakaudit.protocols.traffic import Undeclared, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
@@ -341,6 +342,8 @@ class Protocol:
             other = replace(cast(Any, self.victim), **{name: value})
             with at_most(self.most), gradients_times(self.summed):
                 changed = other.relations(self.graph, self.start.round, self.public)
+        except Unscheduled:  # the run would have published it
+            return False
         except (LeakauditError, ValueError, TypeError):
             return not isinstance(value, bool)  # a switch that is impossible here is not thrown
         before = [r.terms for r in self.start.relations]

@@ -1,4 +1,4 @@
-"""L-BFGS without a line search, as the published DLG and iDLG use it."""
+"""L-BFGS without a line search, as the code of DLG, iDLG and Inverting Gradients uses it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from leakaudit.inversion.search.optimise import Ended, Point, SearchRun
 
 
 def minimise(
-    objective: Callable[..., Tensor], start: Point, steps: int, goal: float, what: str
+    objective: Callable[..., Tensor],
+    start: Point,
+    steps: int,
+    goal: float,
+    what: str,
+    project: Callable[[Tensor], Tensor] | None = None,
 ) -> SearchRun:
     """Minimise one scalar of the tensors of a point.
 
@@ -27,6 +32,7 @@ def minimise(
         steps: Number of steps.
         goal: Value at which the search ends.
         what: Its name, for progress.
+        project: What is applied to the first tensor after each step; None for nothing.
     """
     point = tuple(tensor.detach().clone().requires_grad_() for tensor in start)
     optimiser = torch.optim.LBFGS(point)
@@ -47,6 +53,8 @@ def minimise(
     for done in range(1, steps + 1):
         before = tuple(tensor.detach().clone() for tensor in point)
         optimiser.step(closure)
+        if project is not None:
+            point[0].data.copy_(project(point[0].detach()))
         value = float(objective(*point).detach())
         evaluations += 1
         step(what, done, steps)

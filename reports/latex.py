@@ -64,6 +64,10 @@ COLUMNS = {
         *(_Column("rate", "success rate", "share"), _Column("ceiling", "limit", "share")),
         *(_P, _VERDICT),
     ),
+    "ceilings": (
+        *(_EPSILON, _Column("adversary", "adversary"), _Column("chance", "probability", "share")),
+        *(_Column("psnr", "PSNR, dB", "value"), _Column("ssim", "SSIM", "value")),
+    ),
     "views": (
         *(_EPSILON, _NODE, _Column("adversary", "adversary"), _Column("mu", r"$\mu$", "value")),
         _Column("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
@@ -88,6 +92,7 @@ ABOUT = {
     "findings": "Reconstructions",
     "curves": "Quality of the reconstructions",
     "verdicts": "Verdicts of the audit",
+    "ceilings": "What view bounds allow attacks to reach",
     "views": "View bounds and claims",
     "rules": "Rules of the privacy gate",
     "measures": "Measurements of the privacy gate",
@@ -96,6 +101,7 @@ ABOUT = {
 }
 RATES = r"Brackets: 95\,\% Clopper-Pearson interval of a rate."
 MEDIANS = "Brackets after a median: range of the medians of the seeds."
+MEANS = r"Brackets after another number: 95\,\% interval of the mean over seeds."
 CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHOWN:g}."
 
 
@@ -105,7 +111,11 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     record = model.of(results)
     made = flat.table(record, table)
     rows = made.dicts()
-    chosen = _shown(made, rows)
+    trained: list[_Column] = []
+    if isinstance(record, SweepRecord):
+        for name in model.trained_of(record.sweep.points):
+            trained.append(_Column(name, latex.escape(name.replace("_", " ")), "value"))
+    chosen = _shown(made, rows, trained)
     shared = _shared(rows)
     columns = []
     for one in chosen:
@@ -133,8 +143,10 @@ def _digest(record: Record) -> str:
     return record.sweep.digest
 
 
-def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_Column]:
-    axes = []
+def _shown(
+    made: flat.FlatTable, rows: Sequence[flat.Row], trained: Sequence[_Column]
+) -> list[_Column]:
+    axes: list[_Column] = []
     if made.name in ("points", "cells"):
         for name in made.columns[: made.columns.index("attack")]:
             heading = latex.escape(name.removeprefix("axis_"))
@@ -143,7 +155,7 @@ def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_Column]:
             axes.append(_Column(name, EPSILON if name == "epsilon" else heading, kind))
     kept: list[_Column] = []
     single = []  # metrics of which all statistics are equal
-    for one in (*axes, *COLUMNS[made.name]):
+    for one in (*axes, *COLUMNS[made.name], *trained):
         values = [row.get(one.key) for row in rows]
         if rows and all(value is None for value in values):
             continue
@@ -189,6 +201,9 @@ def _definitions(rows: Sequence[flat.Row], columns: Sequence[_Column]) -> list[s
         found.append(RATES)
     if any(_between(row, key) and key.endswith("_median") for row in rows for key in keys):
         found.append(MEDIANS)
+    others = [key for key in keys if key not in ("rate", "share") and not key.endswith("_median")]
+    if any(_between(row, key) for row in rows for key in others):
+        found.append(MEANS)
     for column in columns:
         values = [row.get(column.key) for row in rows]
         if column.kind == "dB" and any(map(_is_capped, values)):

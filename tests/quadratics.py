@@ -40,7 +40,9 @@ def _dpnorm(rng: random.Random) -> dict[str, Any]:
     inner = rng.choice([1, 2])
     noise = rng.choice(["round", "inner"])
     resend = inner == 2 and noise == "inner" and rng.random() < 0.5
+    order = "synchronous" if resend else rng.choice(["synchronous", "random"])
     return {
+        "order": order,
         "mu": _step(rng),
         "inner": inner,
         "noise": noise,

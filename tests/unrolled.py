@@ -503,41 +503,76 @@ def nids(
 
 
 def dpnorm(
-    run: Unrolled, graph: Graph, rounds: int, _: Any, *, alpha: float = 0.0, inner: int = 1
+    run: Unrolled,
+    graph: Graph,
+    rounds: int,
+    public: Any,
+    *,
+    alpha: float = 0.0,
+    inner: int = 1,
+    noise: str = "round",
+    order: str = "synchronous",
 ) -> None:
-    """DP-Norm, Algorithm 1, with K inner steps and noise in every round."""
+    """DP-Norm, Algorithm 1, with K inner steps; noise in every round, or in every inner step.
+
+    With order=random, channel a of ``graph.arcs`` sends after step ``moments[t - 1, a]`` of round t.
+    """
     mu, sign = 0.05, signs(graph)
     z = {arc: run.zero for arc in graph.arcs}  # z[i, j] stands for z_{i|j}
     w = start(run, graph)
     for run.round in range(1, rounds + 1):
-        new = dict(z)
-        for i, near in enumerate(graph.neighbours):
-            eta = 1 / (mu * len(near) * inner)
-            gamma = 1 + alpha * eta
-            pull = sum(sign[i, j] * z[i, j] for j in near)
-            for _ in range(inner):
-                bracket = w[i] - mu * run.g(i, w[i]) + mu * eta / gamma * pull
+        when = dict.fromkeys(graph.arcs, inner)
+        if order == "random":
+            when = dict(zip(graph.arcs, public["moments"][run.round - 1].tolist(), strict=True))
+        n: Nodes = {}
+        for k in range(1, inner + 1):
+            for i, near in enumerate(graph.neighbours):
+                eta = 1 / (mu * len(near) * inner)
+                gamma = 1 + alpha * eta
+                if k == 1 or noise == "inner":
+                    n[i] = run.n(i)
+                inside = sum((sign[i, j] * z[i, j] for j in near), start=run.zero)
+                if noise == "inner":
+                    inside = inside - len(near) * n[i]
+                bracket = w[i] - mu * run.g(i, w[i]) + mu * eta / gamma * inside
                 w[i] = gamma / (gamma + eta * mu * len(near)) * bracket
-            n = run.n(i)
-            for j in near:
-                y = 2 / gamma * (z[i, j] - sign[i, j] * (w[i] + n)) - z[i, j]
-                new[j, i] = run.send(i, [j], y).get(j, z[j, i])
-        z = new
+            new = dict(z)
+            for i, j in graph.arcs:
+                if when[i, j] == k:
+                    gamma = 1 + alpha / (mu * len(graph.neighbours[i]) * inner)
+                    y = 2 / gamma * (z[i, j] - sign[i, j] * (w[i] + n[i])) - z[i, j]
+                    new[j, i] = run.send(i, [j], y).get(j, z[j, i])
+            z = new
 
 
-def pdmm(run: Unrolled, graph: Graph, rounds: int, _: Any, *, differential: bool = True) -> None:
-    """Yu 2023, Algorithms 1 and 2, with gradient steps and private z^0: there is no noise."""
+def pdmm(
+    run: Unrolled,
+    graph: Graph,
+    rounds: int,
+    public: Any,
+    *,
+    differential: bool = True,
+    active: int = 0,
+) -> None:
+    """Yu 2023, Algorithms 1 and 2, with gradient steps and private z^0: there is no noise.
+
+    If only some nodes are active, the others do nothing in a round.
+    """
     rho, alpha, sign = 0.4, 0.05, signs(graph)
     z = {arc: run.zero for arc in graph.arcs}  # secret, and known in the worst case
     for i, j in sign:
         run.send(i, [j], z[j, i], secure=True)
     w = start(run, graph)
     for run.round in range(1, rounds + 1):
+        awake = public["active"][run.round - 1].tolist() if active else list(w)
         new = dict(z)
-        for i, near in enumerate(graph.neighbours):
+        for i in awake:
+            near = graph.neighbours[i]
             pull = sum(sign[i, j] * z[i, j] for j in near)
             w[i] = w[i] - alpha * (run.g(i, w[i]) + pull + rho * len(near) * w[i])
         for i, j in sign:
+            if i not in awake:
+                continue
             value = z[i, j] + 2 * rho * sign[i, j] * w[i]
             told = value - z[j, i] if differential else value
             if run.send(i, [j], told):

@@ -17,6 +17,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, turns
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.dpnorm_family import Duals, Theorem, guaranteed, level, sensitivity, sign
+from leakaudit.protocols.schedules import draw_moments, read
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Form, Relations, Turns, decimal
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 #               ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
 #     y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}            is sent i -> j
 #     z_{j|i} <- y_{i|j}
+#
+# Lines 16 to 19 stand inside the loop over the inner steps: a channel sends once per round "at
+# random time", and z_{j|i} counts from the next step on (order=random; the experiments of section
+# VI ran so). The analyses of section V assume that all channels send at the end of a round. The
+# channels of a node then show different inner models under the same n_i, so that differences of its
+# messages are free of noise.
 #
 # The appendix draws noise in every inner step and subtracts mu eta_i / gamma_i E_i n_i inside the
 # bracket; the message then contains the last draw. Node-wise eta_i weights the losses by E_i: on
@@ -53,13 +60,13 @@ class DPNorm(SimulatedVictim):
     }
     leaks_what: ClassVar[str] = (
         "the weighted sum of a round's gradients, up to the noise of two rounds; "
-        "without noise if a round sends twice"
+        "without noise if a node sends at several times of a round"
     )
     claims_what: ClassVar[str] = (
         "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
     )
     separable: ClassVar[bool] = True
-    stationary = True  # all rounds have the same relations
+    regular: ClassVar[bool] = True
 
     mu: float = param(0.05, "step size", "mu")
     inner: int = param(1, "inner steps per round", "K")
@@ -72,6 +79,11 @@ class DPNorm(SimulatedVictim):
     )
     noise: Literal["round", "inner"] = param(
         "round", "one draw per round (Algorithm 1), or one per inner step (appendix)"
+    )
+    order: Literal["synchronous", "random"] = param(
+        "synchronous",
+        "when a round's messages are sent: after the last inner step, "
+        "or each after a random one (public)",
     )
     resend: bool = param(
         False, "also send after half of the inner steps, with the noise of the round"
@@ -104,6 +116,13 @@ class DPNorm(SimulatedVictim):
             )
         if self.resend and self.inner < 2:
             raise LeakauditError("dpnorm: resend needs at least two inner steps; set inner=2")
+        if self.resend and self.order == "random":
+            raise LeakauditError("dpnorm: resend requires order=synchronous")
+
+    @property
+    def stationary(self) -> bool:
+        """Whether all rounds have the same relations."""
+        return self.order == "synchronous"
 
     def turns(self, rounds: int) -> Turns | None:
         """Return the turns of `batches`, known if `records` is; every round shuffles anew."""
@@ -119,10 +138,26 @@ class DPNorm(SimulatedVictim):
             )
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Publish the noise levels (N,) that Theorem 1 sets for this number of rounds."""
-        if self.epsilon is None:
-            return {}
-        return {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
+        """Publish the noise levels and the times of messages.
+
+        Returns:
+            ``sigma`` (N,), if Theorem 1 sets it for this number of rounds, and ``moments``
+            (rounds, 2 E), the inner step, from 1, after which each channel of ``graph.arcs``
+            sends, if order=random.
+        """
+        public = {}
+        if self.epsilon is not None:
+            public["sigma"] = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)
+        if self.order == "random":
+            public["moments"] = draw_moments(len(graph.arcs), rounds, self.inner, generator)
+        return public
+
+    def _moments(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Tensor:
+        """Return the inner step, from 1, after which each channel sends, (rounds, 2 E)."""
+        channels = len(graph.arcs)
+        if self.order == "synchronous":
+            return torch.full((1, 1), self.inner).expand(rounds, channels)
+        return read(public, "moments", rounds, channels, range(1, self.inner + 1))
 
     def _constants(self, graph: Graph, node: int) -> tuple[Fraction, Fraction]:
         """Return eta_i and gamma_i of a node, exactly."""
@@ -137,19 +172,20 @@ class DPNorm(SimulatedVictim):
         return eta, 1 + decimal(self.alpha) * eta
 
     def train(self, sim: Simulation) -> None:
-        """Train with synchronous exchanges."""
+        """Train with one message per channel and round."""
         problem = sim.problem
         graph = sim.graph
         self.fits(problem.task, graph, problem.samples)
         w = sim.begin(sim.common)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
-        wire = Duals(sim, w, constants)
+        together = self.order == "synchronous"
+        moments = self._moments(graph, len(sim.rounds), sim.recorder.public)
+        wire = Duals(sim, w, constants, together=together)
         levels = self._levels(graph, len(sim.rounds))
         sigma = torch.tensor(levels, dtype=torch.float64)[:, None].to(w)
         noisy = bool(sigma.any())
         n = torch.zeros_like(w)
         spare = torch.empty_like(w)
-        curve = 1 + self.mu * wire.share * wire.degree
         for t in sim.rounds:
             pull = wire.pull()
             for k, part in enumerate(batches(problem, self.batch, self.inner, sim.generator)):
@@ -160,55 +196,88 @@ class DPNorm(SimulatedVictim):
                 g = problem.task.gradients(w, part.x, part.y, out=spare)
                 if self.batch:
                     sim.recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
-                for some in blocks(g):
-                    inside = pull[:, some]
-                    if self.noise == "inner":
-                        inside = inside - wire.degree * n[:, some]
-                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu)
-                    g[:, some].add_(w[:, some]).div_(curve)
+                self._step(g, w, pull, n, wire)
                 w, spare = g, w
                 if self._early(k):
                     wire.send(t, "early", w + n if noisy else w)
-            dual = wire.exchange(t, w + n if noisy else w)
-            sim.end(t, w, dual=dual)
+                due = (moments[t - 1] == k + 1).nonzero().flatten()
+                if len(due) and not together:
+                    wire.exchange_some(t, w + n if noisy else w, due)
+                    pull = wire.pull()
+            if together:
+                wire.exchange(t, w + n if noisy else w)
+            sim.end(t, w, dual=wire.dual)
+
+    def _step(self, g: Tensor, w: Tensor, pull: Tensor, n: Tensor, wire: Duals) -> None:
+        """Overwrite the gradients g with the models after one inner step, (N, d)."""
+        curve = 1 + self.mu * wire.share * wire.degree
+        for some in blocks(g):
+            inside = pull[:, some]
+            if self.noise == "inner":
+                inside = inside - wire.degree * n[:, some]
+            g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu)
+            g[:, some].add_(w[:, some]).div_(curve)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the inner steps and the messages.
+        """Declare the inner steps and the messages, in the order of time.
 
-        One draw of noise is the same vector on all channels and in both messages of a round.
+        One draw of noise is the same vector on all channels and in all messages of a round.
         """
         p = Relations(graph)
+        sigma = self._published(graph, rounds, public)
+        constants = [self._constants(graph, i) for i in range(graph.nodes)]
+        w: dict[int, Expression] = dict.fromkeys(range(graph.nodes), p.public("w0"))
+        z: dict[tuple[int, int], Form] = dict.fromkeys(graph.arcs, 0)
+        moments = self._moments(graph, rounds, public).tolist()
+        for t in p.rounds(rounds):
+            sent_at = dict(zip(graph.arcs, moments[t - 1], strict=True))
+            n: dict[int, Form] = dict.fromkeys(w, 0)
+            for k in range(self.inner):
+                arrives: dict[tuple[int, int], Form] = {}
+                for i, near in enumerate(graph.neighbours):
+                    if sigma[i] and (k == 0 or self.noise == "inner"):
+                        n[i] = p.noise("n", sigma[i], i, k if self.noise == "inner" else None)
+                    pull: Form = sum(sign(i, j) * z[i, j] for j in near)
+                    if self.noise == "inner":
+                        pull = pull - len(near) * n[i]
+                    g = p.grad(i, at=w[i], index=None if self.inner == 1 else k)
+                    new = self._moved(constants[i], len(near), w[i], g, pull)
+                    w[i] = p.state("w", i, None if k == self.inner - 1 else k, eq=new)
+                    step = 2 / constants[i][1]
+                    for j in near:
+                        due = sent_at[i, j] == k + 1
+                        if due or self._early(k):
+                            y = step * (z[i, j] - sign(i, j) * (w[i] + n[i])) - z[i, j]
+                            sent = p.send(i, j, y, "y" if due else "early")
+                        if due:
+                            arrives[j, i] = sent
+                z |= arrives
+        return p
+
+    def _moved(
+        self,
+        constants: tuple[Fraction, Fraction],
+        degree: int,
+        w: Expression,
+        g: Expression,
+        pull: Form,
+    ) -> Expression:
+        """Declare the model of a node after an inner step."""
+        eta, gamma = constants
         mu = decimal(self.mu)
-        sigma = public["sigma"].tolist() if "sigma" in public else self._levels(graph, rounds)
+        return (gamma * (w - mu * g) + mu * eta * pull) / (gamma + eta * mu * degree)
+
+    def _published(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> list[float]:
+        """Return the noise level of every node."""
+        if "sigma" not in public:
+            return self._levels(graph, rounds)
+        sigma: list[float] = public["sigma"].tolist()
         if len(sigma) != graph.nodes:
             raise LeakauditError(
                 f"dpnorm: expected a public 'sigma' for each of {graph.nodes} nodes, "
                 f"got {len(sigma)}"
             )
-        w: dict[int, Expression] = dict.fromkeys(range(graph.nodes), p.public("w0"))
-        z: dict[tuple[int, int], Form] = dict.fromkeys(graph.arcs, 0)
-        for _ in p.rounds(rounds):
-            sent: dict[tuple[int, int], Form] = {}
-            for i, near in enumerate(graph.neighbours):
-                eta, gamma = self._constants(graph, i)
-                step = 2 / gamma
-                pull: Form = sum(sign(i, j) * z[i, j] for j in near)
-                n: Form = 0
-                for k in range(self.inner):
-                    if sigma[i] and (k == 0 or self.noise == "inner"):
-                        n = p.noise("n", sigma[i], i, k if self.noise == "inner" else None)
-                    g = p.grad(i, at=w[i], index=None if self.inner == 1 else k)
-                    inside = pull - len(near) * n if self.noise == "inner" else pull
-                    curve = gamma + eta * mu * len(near)
-                    new = (gamma * (w[i] - mu * g) + mu * eta * inside) / curve
-                    last = k == self.inner - 1
-                    w[i] = p.state("w", i, None if last else k, eq=new)
-                    for name in ["early"] * self._early(k) + ["y"] * last:
-                        for j in near:
-                            y = step * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j]
-                            sent[i, j] = p.send(i, j, y, name)
-            z = {(i, j): sent[j, i] for i, j in sent}
-        return p
+        return sigma
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
@@ -246,6 +315,7 @@ class DPNorm(SimulatedVictim):
                     "(A2) L-smooth losses",
                     "random permutation",
                     "one message per round",
+                    *self._timing,
                 ),
                 gradient_norm=norm,
                 sensitivity=replaced(self.lipschitz, self.batch, self.records),
@@ -255,6 +325,13 @@ class DPNorm(SimulatedVictim):
             )
             claims.append(claim)
         return tuple(claims)
+
+    @property
+    def _timing(self) -> tuple[str, ...]:
+        """What Theorem 1 assumes of the times of messages, if this run does not keep it."""
+        if self.order == "synchronous":
+            return ()
+        return ("synchronous exchanges (section V), which this run does not have",)
 
     def _early(self, k: int) -> bool:
         return self.resend and k == self.inner // 2 - 1

@@ -59,6 +59,7 @@ class MRADMM(SimulatedVictim):
     )
     claims_what: ClassVar[str] = "total privacy loss, counting only the updates that use data"
     separable: ClassVar[bool] = True
+    noise_constant: ClassVar[str] = "rate"
     regular: ClassVar[bool] = True
 
     eta: float = param(0.3, "initial penalty of disagreement of node 0", "eta_i(1)")

@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.admm_family import NeighbourSums
+from leakaudit.protocols.admm_family import NeighbourSums, own_steps
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.growth import TOO_FAST, growth
 from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.schedules import draw_nodes, most_sent, read
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
+    from leakaudit.core.adversary import View
+    from leakaudit.protocols.dual_constants import ComputedConstants
     from leakaudit.tasks.task import Problem, Task
 
 # Numbers of one direction of several channels that are processed together, 256 KiB in float32, so
@@ -32,6 +35,10 @@ ROWS = 1 << 16
 #
 #     w_i     <- argmin f_i(w) + sum_j B z_{i|j} w + rho d_i / 2 |w|^2
 #     z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i )              is sent i -> j
+#
+# Section 7.2 leaves asynchronous PDMM open and gives no algorithm. With active=n, n random nodes
+# execute both lines in a round, as in asynchronous PDMM by Zhang and Heusdens (2018), where it is
+# one node; everything else keeps its value.
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,7 @@ class _EdgeDuals:
             z[:, k] = drawn
         self.z = z
         if rule.z0:
-            self.z = self._exchange(0, "z0", z, secure=True)
+            self.z = self._exchange(0, "z0", z, self.arcs, secure=True)
         self.s = torch.zeros_like(w)
         self._change = torch.empty_like(z)
         for k, (i, j) in enumerate(graph.edges):
@@ -207,20 +214,29 @@ class _EdgeDuals:
     def move(self, w: Tensor, part: slice) -> None:
         """Do nothing: S changes when messages are received."""
 
-    def send(self, t: int, w: Tensor) -> None:
+    def send(self, t: int, w: Tensor, active: Tensor | None = None) -> None:
         """Send in round t for the models w, (N, d), and update z and S with the received messages.
 
         If no message is received, the receiver's z does not change.
+
+        Args:
+            active: The nodes that send; all by default.
         """
         change = self._change
         ends = self.ends.to(w.device)
         for some in _pieces(self.z):
             self.rule.change(self.z[:, some], w, ends[:, some], change[:, some])
+        arcs = self.arcs
+        if active is not None:
+            sends = torch.isin(arcs.src, active)
+            arcs = arcs.some(sends)
+            change[~sends.view(2, -1).to(change.device)] = 0
         if self.rule.differential:
-            change = self._exchange(t, "dz", change, instead=lambda: torch.zeros_like(self.z))
+            nothing = torch.zeros_like
+            change = self._exchange(t, "dz", change, arcs, instead=lambda: nothing(self.z))
             self.z.add_(change)
         else:
-            came = self._exchange(t, "z", self.z + change, instead=lambda: self.z)
+            came = self._exchange(t, "z", self.z + change, arcs, instead=lambda: self.z)
             if self.recorder.partial:  # of a node in another process only z is known
                 change = came - self.z
             self.z = came
@@ -234,12 +250,13 @@ class _EdgeDuals:
         t: int,
         kind: str,
         z: Tensor,
+        arcs: Arcs,
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Send z (2, E, d) and return the receivers' copies."""
+        """Send rows of z (2, E, d) and return the receivers' copies."""
         flat = None if instead is None else lambda: instead().flatten(0, 1)
-        return self.recorder.exchange(t, kind, z.flatten(0, 1), self.arcs, secure, flat).view_as(z)
+        return self.recorder.exchange(t, kind, z.flatten(0, 1), arcs, secure, flat).view_as(z)
 
 
 @victim("pdmm")
@@ -257,7 +274,6 @@ class PDMM(SimulatedVictim):
         "every one-step gradient difference; every gradient if z^0 is known or messages are plain"
     )
     separable: ClassVar[bool] = True
-    stationary = True  # all rounds have the same relations
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
     theta: float = param(
@@ -278,20 +294,34 @@ class PDMM(SimulatedVictim):
         "cell width of a fixed quantizer of the messages; 0 sends plain floating-point numbers",
         "Delta",
     )
+    active: int = param(
+        0, "nodes that take part in a round, drawn anew for each (public); 0 for all"
+    )
 
     def __post_init__(self) -> None:
         positive = min(self.rho, self.alpha, self.mu) > 0 and 0 < self.theta <= 1
-        if not (positive and self.k_max >= 1 and min(self.z0, self.quantize) >= 0):
+        if not (positive and self.k_max >= 1 and min(self.z0, self.quantize, self.active) >= 0):
             raise LeakauditError(
                 "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, "
-                "z0 >= 0 and quantize >= 0"
+                "z0 >= 0, quantize >= 0 and active >= 0"
             )
+
+    @property
+    def stationary(self) -> bool:
+        """Whether all rounds have the same relations."""
+        return not self.active
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject an exact update of a model that is not convex, and gradient steps that diverge."""
+        if self.active > graph.nodes:
+            raise LeakauditError(
+                f"pdmm: active={self.active}, but there are only {graph.nodes} nodes"
+            )
         if self.update == "exact":
             exact(task)
-        if self.update == "gradient":
+        elif self.update == "gradient" and self.active:
+            own_steps("pdmm", task, graph, self.alpha, self.rho)
+        elif self.update == "gradient":
             factor = growth(graph, self.alpha, self.rho, self.theta, self.k_max, task.l2)
             if factor > TOO_FAST:
                 degree = max(map(graph.degree, range(graph.nodes)))
@@ -301,6 +331,25 @@ class PDMM(SimulatedVictim):
                     f"the run diverges by a factor of {factor:.3g} per round on any data; "
                     "lower alpha or rho"
                 )
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Count as declared, or at most as many as the nodes with the most channels send."""
+        if not self.active:
+            return super().messages(graph, rounds, wires)
+        recorded = set(wires)
+        return rounds * most_sent(recorded, self.active) + 2 * len(recorded) * bool(self.z0)
+
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw the nodes of every round, ``active`` (rounds, n), if not all take part."""
+        if not self.active:
+            return {}
+        return {"active": draw_nodes(graph.nodes, rounds, self.active, generator)}
+
+    def _active(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Tensor:
+        """Return the nodes of every round, (rounds, n)."""
+        if not self.active:
+            return torch.arange(graph.nodes).expand(rounds, -1)
+        return read(public, "active", rounds, self.active, range(graph.nodes))
 
     def step(self, degree: Tensor) -> tuple[Tensor, Tensor]:
         """Return c0 and c1 of one inexact step w <- c0 w - c1 (g + S), (N, 1) each.
@@ -317,26 +366,54 @@ class PDMM(SimulatedVictim):
         """Train; without a quantizer, channels that are not recorded add no cost to a round."""
         w = sim.begin(sim.common)
         rule = _DualRule(self.rho, self.theta, self.differential, self.quantize, self.z0)
+        degree = w.new_tensor([[sim.graph.degree(i)] for i in range(sim.graph.nodes)])
+        if self.active:
+            self._train_some(sim, w, degree, rule)
+            return
         form = _EdgeDuals if self.quantize or sim.recorder.partial else _Sums
         duals = form(rule, sim, w)
-        degree = w.new_tensor([[sim.graph.degree(i)] for i in range(sim.graph.nodes)])
         spare = torch.empty_like(w)
         sim.recorder.end_round(0)
         for t in sim.rounds:
-            w = self._updated(sim.problem, w, degree, duals, spare)
+            w = self._updated(sim.problem, w, degree, duals.s, spare, duals.move)
             duals.send(t, w)
             sim.end(t, w, s=duals.s)
 
+    def _train_some(self, sim: Simulation, w: Tensor, degree: Tensor, rule: _DualRule) -> None:
+        """Train if only some nodes take part in a round."""
+        duals = _EdgeDuals(rule, sim, w)
+        sim.recorder.end_round(0)
+        active = self._active(sim.graph, len(sim.rounds), sim.recorder.public)
+        for t, some in zip(sim.rounds, active, strict=True):
+            old = w[some]
+            pull = duals.s[some]
+            spare = torch.empty_like(old)
+            new = self._updated(
+                sim.problem.of(some), old, degree[some], pull, spare, lambda *_: None
+            )
+            w[some] = new
+            duals.send(t, w, some)
+            sim.end(t, w, s=duals.s)
+
     def _updated(
-        self, problem: Problem, w: Tensor, degree: Tensor, duals: _Sums | _EdgeDuals, spare: Tensor
+        self,
+        problem: Problem,
+        w: Tensor,
+        degree: Tensor,
+        pull: Tensor,
+        spare: Tensor,
+        move: Callable[[Tensor, slice], None],
     ) -> Tensor:
-        """Return all nodes' new w (N, d), and update the sums block by block.
+        """Return the new w (N, d), and update the sums block by block by `move`.
 
         Gradient steps overwrite the old w.
+
+        Args:
+            pull: S, (N, d).
         """
         if self.update == "exact":
-            w = prox(problem, w, duals.s, self.rho * degree)
-            duals.move(w, slice(None))
+            w = prox(problem, w, pull, self.rho * degree)
+            move(w, slice(None))
             return w
         c0, c1 = self.step(degree)
         last = self.k_max if self.update == "gradient" else 1
@@ -344,10 +421,17 @@ class PDMM(SimulatedVictim):
             g = problem.task.gradients(w, problem.x, problem.y, out=spare)
             for part in blocks(w):
                 w[:, part].mul_(c0).addcmul_(g[:, part], c1, value=-1)
-                w[:, part].addcmul_(duals.s[:, part], c1, value=-1)
+                w[:, part].addcmul_(pull[:, part], c1, value=-1)
                 if k == last:
-                    duals.move(w, part)
+                    move(w, part)
         return w
+
+    @classmethod
+    def computed(cls, view: View, unknown: frozenset[str]) -> ComputedConstants:
+        """Compute unknown constants from the changes of z; see `dual_constants`."""
+        from leakaudit.protocols import dual_constants  # most adversaries know all constants
+
+        return dual_constants.computed(view, unknown)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both updates; node i holds z_{i|j}, which changes by the received message."""
@@ -365,8 +449,9 @@ class PDMM(SimulatedVictim):
                 p.send(i, j, z[j, i], "z0", secure=True)
         else:
             z = dict.fromkeys(sign, p.public("z0"))
-        for _ in p.rounds(rounds):
-            for i in range(graph.nodes):
+        active = self._active(graph, rounds, public).tolist()
+        for t in p.rounds(rounds):
+            for i in active[t - 1]:
                 pull = sum(sign[i, j] * z[i, j] for j in near[i])
                 push = rho * len(near[i])
                 if self.update == "exact":
@@ -379,9 +464,11 @@ class PDMM(SimulatedVictim):
                         g = p.grad(i, at=w[i], index=None if self.k_max == 1 else k)
                         moved_w = w[i] - alpha * (g + pull + push * w[i])
                         w[i] = p.state("w", i, None if k == self.k_max else k, eq=moved_w)
-            moved = {}
-            pushed = {i: twice * w[i] for i in w}
+            moved = dict(z)
+            pushed = {i: twice * w[i] for i in active[t - 1]}
             for i, j in sign:
+                if i not in pushed:
+                    continue
                 change = theta * (z[i, j] - z[j, i] + sign[i, j] * pushed[i])
                 if self.differential:
                     sent = p.send(i, j, change, "dz", std=cell)

@@ -57,6 +57,7 @@ class PVPADMM(SimulatedVictim):
         "alpha-differential privacy of each node and iteration (dynamic DP)"
     )
     separable: ClassVar[bool] = True
+    noise_constant: ClassVar[str] = "alpha"
     stationary = True  # all rounds have the same relations
 
     eta: float = param(0.3, "penalty of disagreement", "eta")

@@ -15,6 +15,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.local import normal
 from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.schedules import most_sent
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.protocols.walk import draw, read
 from leakaudit.tasks.task import Problem, Task
@@ -66,12 +67,7 @@ class RWADMM(SimulatedVictim):
         if self.update == "exact":
             exact(task)
             return
-        most = self.alpha * (task.l2 + self.rho * max(map(graph.degree, range(graph.nodes))))
-        if most >= 2:
-            raise LeakauditError(
-                "rwadmm: expected alpha (l2 + rho E_i) < 2 (from 2 on, a node's steps diverge), "
-                f"got {most:g}; lower alpha"
-            )
+        admm.own_steps("rwadmm", task, graph, self.alpha, self.rho)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the recorded channels of the node that has the most, in every round.
@@ -79,8 +75,7 @@ class RWADMM(SimulatedVictim):
         This is an upper bound for every schedule. If the nodes have different numbers of recorded
         channels, the exact number depends on the schedule.
         """
-        ends = [i for edge in wires for i in edge]
-        return rounds * max(map(ends.count, set(ends)), default=0)
+        return rounds * most_sent(wires, 1)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the active nodes, ``active`` (rounds,)."""
@@ -114,8 +109,7 @@ class RWADMM(SimulatedVictim):
         for t, i in zip(sim.rounds, at, strict=True):
             only = slice(i, i + 1)
             mine = z[held[i]]
-            here = None if problem.here is None else problem.here[only]
-            one = Problem(problem.task, problem.x[only], problem.y[only], here)
+            one = problem.of(only)
             pull = (sign[i] * mine).sum(0, keepdim=True)
             moved = self._move(one, w[only], pull, self.rho * graph.degree(i))
             if self.sigma:

@@ -89,6 +89,7 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Print one row for each node and adversary."""
+    from leakaudit.judging.auditing.planned import planned
     from leakaudit.judging.lint import assumptions
     from leakaudit.reporting.rendering import console
     from leakaudit.views.accounting import bounding
@@ -101,7 +102,9 @@ def run(args: _Options) -> int:
     asked = bounding.checked(args.sensitivity, args.smoothness, args.delta, args.epsilon)
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
-    protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
+    protocol, last = bounding.protocol_of(
+        args.source, Path(chosen.data_root), chosen.download, planned
+    )
     case = assumptions.case_of(args.source)
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)
@@ -278,7 +281,7 @@ def _unit(one: Comparison) -> str:
     """Return the unit of the bound, whether it is exact, and what is attained."""
     bound = one.bound
     unit = bound.unit
-    if bound.mu is not None:
+    if bound.guarantee is not None:
         said = f"{unit}, {one.holds}"
         if bound.holds is Holds.AT_MOST and bound.linear is not None:
             said += f"; constant gradients attain mu {bound.multiple(bound.linear)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,15 @@ class _Help(argparse.Action):
 def _describe(victim: str) -> None:
     from leakaudit._util import declarations
     from leakaudit.cli.list import parameters, wrapped
+    from leakaudit.protocols import calibration
     from leakaudit.reporting.rendering import console
 
-    declared = declarations.of("victims", victim, ("sends",))
+    declared = declarations.of("victims", victim, ("sends", "noise_constant"))
+    known = dict(declared.parameters)
+    for name in calibration.added(known, declared.attributes["noise_constant"]):
+        known[name] = declarations.Parameter(MISSING, calibration.HELPS[name])
     sends = [f"{kind}: {text}" for kind, text in declared.attributes["sends"].items()]
-    lists = {f"parameters of {victim} (--set NAME=VALUE)": parameters(declared.parameters)}
+    lists = {f"parameters of {victim} (--set NAME=VALUE)": parameters(known)}
     if sends:
         lists[f"kinds of messages of {victim}"] = sends
     for heading, texts in lists.items():
@@ -92,6 +96,10 @@ class _KeyOptions(Options):
     states: bool | None = option("store the private vectors of the nodes in the truth file")
     curves: bool | None = option(
         "store loss, accuracy, consensus and norms of each round in the truth file"
+    )
+    calibrate: str | None = option(
+        "what sets the noise for '--set epsilon=E': the claim of the protocol's paper, or the "
+        "exact view of the strongest adversary: claim or exact (default claim)"
     )
     test: int | None = option(
         "number of held-out records, on which --curves evaluates the model of every node and the "
@@ -179,8 +187,9 @@ def _value(text: str) -> Any:
 )
 def run(args: _Options) -> int:
     """Record, and print a summary to stderr."""
+    from leakaudit.judging.auditing.planned import planned
     from leakaudit.protocols import premises
-    from leakaudit.protocols.recording import plan, record
+    from leakaudit.protocols.recording import record
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results.provenance import command
@@ -199,7 +208,7 @@ def run(args: _Options) -> int:
         given["seed"] = chosen.seed
     scenario = replace(base, **given)
     trusted = args.keys.model or args.trust_model  # who names a model on the command line trusts it
-    ready = plan(
+    ready = planned(
         scenario,
         data_root=Path(chosen.data_root),
         download=chosen.download,
@@ -209,7 +218,7 @@ def run(args: _Options) -> int:
     spread = _spread(args, ready)
     if args.dry_run:
         show(
-            f"{scenario.to_toml()}\n# {human(ready.size)}, {len(ready.wires)} channels, "
+            f"{ready.scenario.to_toml()}\n# {human(ready.size)}, {len(ready.wires)} channels, "
             f"{ready.task.layout.size} parameters\n"
         )
         return 0
@@ -234,6 +243,8 @@ def run(args: _Options) -> int:
     trace = recorder.trace
     written = human(_bytes(Path(args.output)))
     say(f"{args.output}: {scenario.victim}, {size_of(trace)}, {written}{replaced}", args)
+    if ready.calibrated is not None:
+        say(f"noise: {ready.calibrated.words}", args)
     for sentence in premises.sentences(recorder.truth_record):
         say(f"warning: {sentence}", args)
     if premises.about_gradients(trace) and scenario.rows == "raw":

@@ -1,49 +1,248 @@
-"""`leakaudit reproduce`: re-evaluate what papers claim."""
+"""`leakaudit reproduce`: published figures, tables and theorems, and what papers claim."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._commands import SharedOptions, command, option
-from leakaudit.cli._options import ComputeOptions, PageOptions, settings
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import (
+    INTERRUPTED,
+    ComputeOptions,
+    PageOptions,
+    load_torch,
+    loading,
+    say,
+    settings,
+)
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from leakaudit.core.verdict import Verdict
     from leakaudit.judging.papers import JudgedClaim, PublishedClaim
+    from leakaudit.runs.reproducing.reproduce import Reproductions
+    from leakaudit.runs.reproducing.run import Reproduced
+    from leakaudit.runs.reproducing.site import Entry
+    from leakaudit.runs.workers.executor import Executor
 
 NOTE = (
     "NOT REFUTED means that nothing tried here exceeded the claim; this does not prove it. The "
     "first finding of a row concerns the claim as published, the others its variants."
 )
 STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
+LEVELS = {"error": "bold red", "warning": "yellow", "note": "green"}
+
+
+class _OutputOptions(PageOptions):
+    output: Path | None = option(
+        "folder for pages, figures and results (default leakaudit-out); with --claims, the file "
+        "to write (default: stdout)",
+        "-o",
+        metavar="PATH",
+    )
+
+
+class _CellOptions(ComputeOptions):
+    def every_core(self) -> Executor:
+        """Return the executor of cells, by default one process per processor."""
+        from leakaudit.runs.workers.executor import Executor
+
+        return Executor.of(self.workers, self.backend, self.address, every_core=True)
 
 
 class _Options(SharedOptions):
-    settings = ("threads",)
+    settings = ("threads", "data_root", "download", "max_seconds")
 
-    claims: bool = option("re-evaluate the privacy claims of papers", required=True)
+    items: list[str] = argument(
+        "PAPER/ITEM such as thesis/fig5.1, PAPER for all of its items, or a TOML file with an "
+        "item; without any, all items are listed",
+        nargs="*",
+        metavar="ITEM",
+        names="items",
+    )
+    scale: str = option(
+        "small: at most about two minutes; paper: the paper's own size",
+        default="small",
+        choices=("small", "paper"),
+    )
+    seeds: int | None = option("number of seeds (default: that of the item)", metavar="N")
+    all: bool = option("run every item, and write an index of all with their verdicts")
+    retry_failed: bool = option("run cells that failed earlier once more")
+    claims: bool = option("re-evaluate the privacy claims of papers")
     paper: list[str] = option(
-        "dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers of other "
-        "groups; repeatable (default: all)",
+        "with --claims: dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers "
+        "of other groups; repeatable (default: all)",
         metavar="NAME",
     )
-    row: list[int] = option("number of a claim; repeatable (default: all)", metavar="N")
-    page: PageOptions
-    computing: ComputeOptions
+    row: list[int] = option(
+        "with --claims: number of a claim; repeatable (default: all)", metavar="N"
+    )
+    page: _OutputOptions
+    computing: _CellOptions
 
 
 @command(
     "reproduce",
-    "re-evaluate published privacy claims",
-    "Re-evaluates published privacy claims: computes a verdict for each, prints the "
-    "evidence, and names the command that reproduces it.",
+    "reproduce published figures, tables and theorems; re-evaluate privacy claims",
+    "Runs published figures and tables of decentralised learning again, and compares the printed "
+    "numbers with ours. Without an item, it lists all of them. The same command continues an "
+    "interrupted run.",
+    "leakaudit reproduce",
+    "leakaudit reproduce thesis/appendix-fig4 -o out/",
+    "leakaudit reproduce dp-norm --scale paper --seeds 5",
     "leakaudit reproduce --claims --paper dp-norm",
-    "leakaudit reproduce --claims --row 7 --row 10 -f json",
-    "leakaudit reproduce --claims -o claims.html",
 )
 def run(args: _Options) -> int:
+    """List items, run them, or evaluate claims."""
+    if args.claims:
+        if args.items or args.all:
+            raise LeakauditError("--claims: expected no items; choose with --paper and --row")
+        return _claims(args)
+    if args.paper or args.row:
+        raise LeakauditError("--paper, --row: expected together with --claims")
+    if args.all and args.items:
+        raise LeakauditError("--all: expected no items beside it")
+    if args.items or args.all:
+        return _items(args)
+    return _list(args)
+
+
+# --- items ------------------------------------------------------------------------------------
+
+
+def _list(args: _Options) -> int:
+    from leakaudit.runs.reproducing import site
+
+    with loading(args.given):
+        from leakaudit.judging.papers import items
+    chosen = settings(args)
+    found = site.entries(items.every(), Path(chosen.output))
+    form = args.page.format or "text"
+    if form == "json":
+        _print_json([one.to_json() for one in found])
+    elif form == "html":
+        _print(site.page(found))
+    else:
+        _table(found)
+    return 0
+
+
+def _table(found: list[Entry]) -> None:
+    from leakaudit.cli._options import show_table
+    from leakaudit.reporting.rendering.tables import Column
+
+    columns = [
+        Column("item"),
+        Column("title", text=True),
+        Column("state"),
+        Column("data", spare=True),
+        Column("last outcome"),
+    ]
+    rows = []
+    for one in found:
+        item = one.item
+        state = item.state
+        if state == "claims":
+            state = f"claims {', '.join(map(str, item.claims))}"
+        rows.append([item.full_name, item.title, state, ", ".join(item.data), one.said])
+    show_table(columns, rows)
+
+
+def _items(args: _Options) -> int:
+    if args.computing.backend == "process" and args.computing.workers != 0:
+        from leakaudit._util import forks
+
+        forks.context()  # it imports torch while this process does
+    with loading(args.given):
+        load_torch()
+    from leakaudit.reporting.rendering import console
+    from leakaudit.runs.reproducing.reproduce import reproduce
+    from leakaudit.runs.sweeping.run import SweepOptions
+
+    chosen = settings(args)
+    options = SweepOptions(
+        args.computing.every_core(),
+        again=args.retry_failed,
+        data_root=Path(chosen.data_root),
+        download=chosen.download,
+    )
+    with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
+        outcome = reproduce(args.items, Path(chosen.output), options, args.scale, args.seeds)
+    _show(outcome, args)
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def _show(outcome: Reproductions, args: _Options) -> None:
+    from leakaudit.runs.reproducing import page
+
+    found = outcome.found
+    form = args.page.format or "text"
+    if form == "json":
+        _print_json([one.to_json() for one in found])
+    elif form == "html" and len(found) == 1:
+        _print(page.page(found[0]))
+    elif form == "html":
+        _print((outcome.folder / page.PAGE).read_text(encoding="utf-8"))
+    else:
+        for one in found:
+            _say_item(one)
+    written = outcome.folder
+    if len(found) == 1:
+        written = outcome.folder / found[0].item.paper / found[0].item.name
+    say(f"{written / page.PAGE}: written", args)
+    if outcome.left:
+        say(f"{outcome.left} results are missing; run the same command again to continue", args)
+
+
+def _say_item(one: Reproduced) -> None:
+    from rich.text import Text
+
+    from leakaudit.judging.papers.rules import in_words
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, indented, table
+
+    out = console.stdout()
+    width = console.width()
+    out.print(Text.assemble((one.item.full_name, "bold"), f": {one.item.title}"))
+    out.print(indented(Text(one.sentence, style=LEVELS[one.level]), width))
+    if one.judged is None:
+        return
+    columns = [
+        *(Column("quantity"), Column("line"), Column("printed", True), Column("ours", True)),
+        *(Column("deviation", True), Column("outcome")),
+    ]
+    rows = []
+    for number in one.judged.numbers:
+        printed = number.printed
+        deviation = "" if number.deviation is None else f"{number.deviation:+.3g}"
+        ours = "missing" if number.ours is None else in_words(number.ours)
+        outcome = str(number.outcome)
+        rows.append([printed.y, printed.line, f"{printed.value:.4g}", ours, deviation, outcome])
+    if rows:
+        out.print(table(columns, rows, width))
+    for shape in one.judged.shapes:
+        text = Text(f"{shape.outcome}: {shape.expected.says} ({shape.found})")
+        out.print(indented(text, width))
+
+
+def _print_json(values: object) -> None:
+    from leakaudit.cli._options import show_json
+
+    show_json(values)
+
+
+def _print(text: str) -> None:
+    from leakaudit.cli._options import show
+
+    show(text)
+
+
+# --- claims -----------------------------------------------------------------------------------
+
+
+def _claims(args: _Options) -> int:
     """Evaluate the requested claims and print the findings."""
     from leakaudit.judging.papers import judge, select
     from leakaudit.reporting.rendering import console

@@ -233,6 +233,11 @@ class View:
             )
         return where[name]
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of all messages that were sent: encryption hides contents, but not that."""
+        return frozenset(self._kinds)
+
     @cached_property
     def channels(self) -> frozenset[tuple[int, int, str]]:
         """All (src, dst, kind) of observed messages."""

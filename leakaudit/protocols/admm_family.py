@@ -19,6 +19,7 @@ from leakaudit.theory.relations import Expression, Number, Relations
 
 if TYPE_CHECKING:
     from leakaudit.protocols.simulation import Simulation
+    from leakaudit.tasks.task import Task
 
 # In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at
 # zero and is never sent (E_i neighbours j, penalty rho):
@@ -84,6 +85,16 @@ class NodeDuals:
         for part in blocks(v):
             self.lam[:, part].add_(self.around.apart(v[:, part]), alpha=size)
         self.recorder.state("lam", t, self.lam)
+
+
+def own_steps(name: str, task: Task, graph: Graph, alpha: float, rho: float) -> None:
+    """Reject gradient steps that diverge on l2/2 |w|^2 + rho E_i/2 |w|^2 while neighbours rest."""
+    most = alpha * (task.l2 + rho * max(map(graph.degree, range(graph.nodes))))
+    if most >= 2:
+        raise LeakauditError(
+            f"{name}: expected alpha (l2 + rho E_i) < 2 (from 2 on, a node's steps diverge), "
+            f"got {most:g}; lower alpha"
+        )
 
 
 def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tensor) -> None:
@@ -172,17 +183,22 @@ def radial_std(size: int) -> float:
 
 
 def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
-    """Return `radial_std` for the model of a trace.
+    """Return `radial_std` for the model of a trace."""
+    return radial_std(declared_size(victim, public))
+
+
+def declared_size(victim: str, public: Mapping[str, Tensor]) -> int:
+    """Return the number of parameters of a trace's model.
 
     Args:
         public: Public tensors of the trace, with the initial model ``w0``.
     """
     if "w0" not in public:
         raise LeakauditError(
-            f"{victim}: the standard deviation of its noise depends on the size of the model; "
+            f"{victim}: its relations depend on the size of the model; "
             "expected the public tensor 'w0'"
         )
-    return radial_std(len(public["w0"]))
+    return len(public["w0"])
 
 
 # What the ADMM claims assume of linear models.

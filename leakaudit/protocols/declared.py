@@ -18,6 +18,7 @@ from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Graph, Json, Trace, Truth
+from leakaudit.protocols.schedules import Unscheduled
 from leakaudit.protocols.traffic import Undeclared, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
@@ -125,6 +126,7 @@ class Protocol:
     undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
     summed: int = 1  # records of which a gradient is the sum, if it is not their mean
+    size: int = 0  # coordinates of a model, and so of every vector; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
     # what a recording says about its own inputs (`views.accounting.resting`)
@@ -340,6 +342,8 @@ class Protocol:
             other = replace(cast(Any, self.victim), **{name: value})
             with at_most(self.most), gradients_times(self.summed):
                 changed = other.relations(self.graph, self.start.round, self.public)
+        except Unscheduled:  # the run would have published it
+            return False
         except (LeakauditError, ValueError, TypeError):
             return not isinstance(value, bool)  # a switch that is impossible here is not thrown
         before = [r.terms for r in self.start.relations]
@@ -414,6 +418,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         trace.public,
         records=_records(trace),
         summed=_summed(trace),
+        size=trace.layout.size,
         unstated=unstated,
         evidence=evidence,
         most=largest(trace),

@@ -79,7 +79,7 @@ def sign(i: int, j: int) -> int:
 
 
 class Duals:
-    """z_{i|j} of arcs, and per node (N, 1): eta, the degree and share = eta / gamma.
+    """z and lambda of arcs, and per node (N, 1): eta, the degree and share = eta / gamma.
 
     If all nodes have the same gamma, training needs only two sums per node. With c = 2 / gamma and
     s = w + n,
@@ -88,8 +88,8 @@ class Duals:
         T_i = sum_j A_{j|i} z_{j|i}    becomes    (1 - c) S_i + c E_i s_i
 
     In this case z is stored only for the recorded channels. It is stored for all arcs, (2 E, d), if
-    the gammas differ, if curves are recorded (they show the norm of the duals), or if nodes run in
-    several processes.
+    the gammas differ, if channels send at different times of a round, if curves are recorded (they
+    show the norm of the duals), or if nodes run in several processes.
     """
 
     def __init__(
@@ -97,12 +97,19 @@ class Duals:
         sim: Simulation,
         like: Tensor,
         constants: Sequence[tuple[Fraction, Fraction]],
+        *,
+        together: bool = True,
     ) -> None:
+        """Start with z = 0.
+
+        Args:
+            together: Whether all channels send at the same time.
+        """
         self.recorder = recorder = sim.recorder
         graph = sim.graph
         recorded = {arc for i, j in sim.wires for arc in ((i, j), (j, i))}
         gammas = {gamma for _, gamma in constants}
-        alike = len(gammas) == 1 and not recorder.keep_curves and not recorder.partial
+        alike = len(gammas) == 1 and not recorder.keep_curves and not recorder.partial and together
         self.sums = [torch.zeros_like(like), torch.zeros_like(like)] if alike else None
         self.around = NeighbourSums(graph, like)
         self.factor = 2 / float(min(gammas))
@@ -118,6 +125,9 @@ class Duals:
         self.eta, self.share = torch.tensor(exact, dtype=torch.float64).to(like).T[:, :, None]
         self.degree = self.around.degree
         self.z = like.new_zeros(len(at), like.shape[1])
+        self.dual = self.z
+        if not together:
+            self.dual = self.z.clone()
 
     def pull(self) -> Tensor:
         """Return sum_j A_{i|j} z_{i|j} of every node, (N, d)."""
@@ -126,24 +136,34 @@ class Duals:
         total = self.z.new_zeros(len(self.degree), self.z.shape[1])
         return total.index_add_(0, self.src, self.signs * self.z)
 
-    def send(self, t: int, name: str, shown: Tensor) -> tuple[Tensor, Tensor]:
-        """Send y on the stored arcs.
+    def send(
+        self, t: int, name: str, shown: Tensor, which: slice | Tensor = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Send y on stored arcs, and return their lambda and what arrives.
+
+        Args:
+            shown: w + n, (N, d).
+            which: Places of the arcs; all by default.
+        """
+        arcs = self.arcs
+        if isinstance(which, Tensor):
+            arcs = Arcs(
+                arcs.src[which], arcs.dst[which], torch.arange(len(which)), arcs.kept[which]
+            )
+        src = self.src[which]
+        z = self.z[which]
+        dual = self.share[src] * (z - self.signs[which] * shown[src])
+        y = 2 / self.eta[src] * dual - z
+        back = self.back[which]
+        return dual, self.recorder.exchange(t, name, y, arcs, instead=lambda: self.z[back])
+
+    def exchange(self, t: int, shown: Tensor) -> None:
+        """Send y on all arcs, and set every z to the y of the other end.
 
         Args:
             shown: w + n, (N, d).
         """
-        dual = self.share[self.src] * (self.z - self.signs * shown[self.src])
-        y = 2 / self.eta[self.src] * dual - self.z
-        arrived = self.recorder.exchange(t, name, y, self.arcs, instead=lambda: self.z[self.back])
-        return dual, arrived
-
-    def exchange(self, t: int, shown: Tensor) -> Tensor:
-        """Send y, and set every z to the y of the other end.
-
-        Args:
-            shown: w + n, (N, d).
-        """
-        dual, y = self.send(t, "y", shown)
+        self.dual, y = self.send(t, "y", shown)
         self.z = y[self.back]
         if self.sums is not None:
             s, back = self.sums
@@ -153,4 +173,13 @@ class Duals:
                 back[:, part].mul_(1 - c).add_(others, alpha=c)
                 s[:, part].mul_(1 - c).addcmul_(self.degree, shown[:, part], value=c)
             self.sums.reverse()
-        return dual
+
+    def exchange_some(self, t: int, shown: Tensor, which: Tensor) -> None:
+        """Do the same on some arcs at once; the others keep z and lambda.
+
+        Args:
+            shown: w + n, (N, d).
+            which: Places of the arcs.
+        """
+        self.dual[which], y = self.send(t, "y", shown, which)
+        self.z[self.back[which]] = y

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
 from leakaudit.core.trace import RANGE, Graph, Json
-from leakaudit.protocols import optimum, premises
+from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
@@ -36,6 +37,7 @@ from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 if TYPE_CHECKING:
+    from leakaudit.core.claim import Claim
     from leakaudit.protocols.victim import Victim
 
 # What a run draws random numbers for, in the order of its streams.
@@ -57,6 +59,7 @@ class Plan:
     wires: list[tuple[int, int]]  # undirected edges that are recorded
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
+    calibrated: Calibrated | None = None  # the noise that was found for an epsilon
 
     @cached_property
     def messages(self) -> int:
@@ -105,15 +108,23 @@ class Plan:
         """The protocol with its schedule, which leaves the plan's generators unused."""
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
-        public = self.victim.schedule(self.graph, rounds, random)
+        scheduled = self.victim.schedule(self.graph, rounds, random)
+        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
         return Protocol(
             self.victim,
             self.graph,
             rounds,
             public,
             records=self.scenario.samples,
+            size=self.task.layout.size,
             summed=self.scenario.summed,
         )
+
+    def with_noise(self, found: Calibrated) -> Plan:
+        """Return the plan with the noise that was found in place of the epsilon."""
+        bare = self.scenario.without_epsilon()
+        scenario = replace(bare, set={**bare.set, found.constant: found.value})
+        return replace(self, scenario=scenario, victim=scenario.parts()[0], calibrated=found)
 
 
 def plan(
@@ -127,9 +138,14 @@ def plan(
 ) -> Plan:
     """Draw data and graph, and build the task.
 
+    The noise for an epsilon of the scenario is found by the paper's claims.
+
     Args:
         data_root: Folder of data sets; None for the default.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
+
+    Raises:
+        LeakauditError: The scenario cannot run, or asks for the exact view to set the noise.
     """
     shared = shared or SharedData()
     victim, args = scenario.parts()
@@ -149,7 +165,7 @@ def plan(
     _check_test(scenario, source)
     if scenario.summed > 1:
         _check_sum(scenario, victim, graph, random["schedule"])
-    return Plan(
+    made = Plan(
         scenario,
         victim,
         source,
@@ -159,6 +175,30 @@ def plan(
         _wires(scenario.wires, graph),
         _kept(scenario.layers, task),
         random,
+    )
+    wanted = scenario.target()
+    return made if wanted is None else _claimed(made, wanted)
+
+
+def _claimed(plan: Plan, wanted: Target) -> Plan:
+    """Return the plan with the noise for which the paper claims an epsilon."""
+    scenario = plan.scenario
+    if scenario.calibrate == calibration.EXACT:
+        raise LeakauditError(
+            "calibrate=exact: this command does not search for noise; use leakaudit record, bound, "
+            "sweep or check, or set the noise that leakaudit record prints"
+        )
+    declared = plan.declared
+
+    def claims(noise: float) -> Sequence[Claim]:
+        victim = replace(cast(Any, plan.victim), **{wanted.constant: noise})
+        return cast("Victim", victim).claims(declared.graph, declared.rounds, declared.public)
+
+    value, claim = calibration.by_claims(wanted.epsilon, wanted.constant, scenario.victim, claims)
+    basis = f"as claimed: {claim.source}"
+    method = calibration.METHODS[0]
+    return plan.with_noise(
+        Calibrated(wanted.epsilon, claim.delta, wanted.constant, value, method, basis)
     )
 
 
@@ -188,6 +228,16 @@ def record(
             recorder,
             plan.random["run"],
             plan.wires,
+        )
+    return recorder
+
+
+def train(plan: Plan) -> Recorder:
+    """Run the plan without recording its messages, for the truth with its curves alone."""
+    silent = replace(plan, wires=[])
+    with opened(silent, None, public(plan), sys.maxsize, None) as recorder:
+        plan.victim.run(
+            _problem(plan), plan.graph, plan.scenario.rounds, recorder, plan.random["run"], []
         )
     return recorder
 
@@ -229,7 +279,7 @@ def _comparison(plan: Plan, problem: Problem) -> Comparison:
         y[plan.tested].to(task.device),
         plan.scenario.selection.labels,
         plan.scenario.every,
-        optimum.least_squares(problem, plan.victim.l1_weight),
+        optimum.of(problem, plan.victim.l1_weight),
         _planted(source, task),
     )
 
@@ -302,6 +352,8 @@ def opened(
     said = dict(provenance or {})
     if scenario.wires != "all":
         said["wires"] = scenario.wires
+    if plan.calibrated is not None:
+        said["calibrated"] = plan.calibrated.to_json()
     recorder = Recorder(
         Storage(path, messages=plan.messages, rows=plan.messages, max_bytes=max_bytes),
         protocol=scenario.victim,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from leakaudit._util import config
 from leakaudit._util.forms import form
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, brief
+from leakaudit.protocols import calibration
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks.selection import LABELS, ROWS, Selection
 
@@ -19,6 +20,7 @@ WORDS = {
     "dtype": DTYPES,
     "rows": tuple(ROWS),
     "labels": tuple(LABELS),
+    "calibrate": calibration.METHODS,
     "reduction": ("mean", "sum"),
 }
 LEAST = {"rounds": 1, "samples": 1, "nodes": 1, "test": 0, "every": 1}
@@ -51,6 +53,8 @@ class Scenario:
             commas.
         states: Whether the truth contains the private vectors.
         curves: Whether the truth contains loss, accuracy, consensus and norms of every round.
+        calibrate: What sets the noise for an ``epsilon`` in `set`: the ``claim`` of the victim's
+            paper, or the ``exact`` view of the strongest adversary.
         test: Number of held-out records on which curves evaluate the models.
         every: Rounds between two points of the curves, which have the first and last round.
     """
@@ -74,6 +78,7 @@ class Scenario:
     layers: str = "all"
     states: bool = False
     curves: bool = False
+    calibrate: str = "claim"
     test: int = 0
     every: int = 1
 
@@ -150,27 +155,68 @@ class Scenario:
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and the entries of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims depend, are taken from the
-        scenario if `set` does not contain them.
+        A victim's ``samples`` or ``records``, on which noise and claims depend, and a ``horizon``
+        are taken from the scenario if `set` does not contain them. An epsilon that
+        is a `target` is still to be found.
 
         Raises:
             LeakauditError: The victim is incomplete, or does not accept one of its constants.
         """
+        kind = self._kind
+        mine = registry.parameters(kind)
+        constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
+        if "horizon" in mine:
+            constants["horizon"] = self.rounds
+        found = self.target()
+        taken = set[str]()  # by the calibration
+        if kind.noise_constant in mine:
+            taken.add(calibration.EPSILON)
+        if found is not None:
+            taken.update(calibration.HELPS)
+        rest = {}
+        for key, value in self.set.items():
+            if key in mine and not (found is not None and key == calibration.EPSILON):
+                constants[key] = value
+            elif key not in taken:
+                rest[key] = value
+        victim: Victim = registry.configure(kind, constants)
+        return victim, rest
+
+    def target(self) -> calibration.Target | None:
+        """Return the noise that is to be found for an ``epsilon`` in `set`; None if none is.
+
+        Raises:
+            LeakauditError: The noise is given as well, or a number is not positive.
+        """
+        kind = self._kind
+        exact = self.calibrate == calibration.EXACT
+        try:
+            return calibration.target(
+                self.set, registry.parameters(kind), kind.noise_constant, exact
+            )
+        except LeakauditError as error:
+            raise LeakauditError(f"{self.victim}: {error}") from None
+
+    def without_epsilon(self) -> Scenario:
+        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+
+        Raises:
+            LeakauditError: There is no such victim.
+        """
+        kind = self._kind
+        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
+        dropped = {calibration.EPSILON, *theirs}
+        kept = {name: value for name, value in self.set.items() if name not in dropped}
+        return replace(self, set=kept, calibrate=calibration.METHODS[0])
+
+    @property
+    def _kind(self) -> type[Victim]:
         kind = registry.get("victims", self.victim)
         if not (isinstance(kind, type) and issubclass(kind, Victim)):
             raise LeakauditError(
                 f"victim {self.victim!r}: expected a subclass of leakaudit.Victim, got {kind!r}"
             )
-        mine = registry.parameters(kind)
-        constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
-        rest = {}
-        for key, value in self.set.items():
-            if key in mine:
-                constants[key] = value
-            else:
-                rest[key] = value
-        victim: Victim = registry.configure(kind, constants)
-        return victim, rest
+        return kind
 
 
 def _either(words: Sequence[str]) -> str:

@@ -11,9 +11,11 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Claim as Claim  # plug-ins import both from here
 from leakaudit.core.errors import check_methods
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 
 if TYPE_CHECKING:
+    from leakaudit.core.adversary import View
+    from leakaudit.protocols.dual_constants import ComputedConstants
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.theory.relations import Relations, Turns
     from leakaudit.traces.recorder import Recorder
@@ -40,6 +42,9 @@ class Victim(ABC):
             everything that a node uses from other nodes.
         regular: Whether every round from the third on sends as many messages as the round before,
             even if its coefficients differ. A `stationary` protocol counts as regular.
+        noise_constant: Name of the constant that scales all its noise, if it has one of this name:
+            an ``epsilon`` of a scenario sets it.
+        noiseless: The constants without noise, if that is not `noise_constant` = 0.
     """
 
     paper: ClassVar[str] = "unpublished"
@@ -49,11 +54,27 @@ class Victim(ABC):
     centralised: ClassVar[bool] = False
     separable: ClassVar[bool] = False
     regular: ClassVar[bool] = False
+    noise_constant: ClassVar[str] = "sigma"
+    noiseless: ClassVar[Mapping[str, Setting]] = {}
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""
         check_methods(cls, "victim", "run and relations")
         return super().__new__(cls)
+
+    @classmethod
+    def computed(cls, view: View, unknown: frozenset[str]) -> ComputedConstants | None:
+        """Compute constants that an adversary does not know from the messages that it observes.
+
+        Args:
+            view: What the adversary observes, and which constants it knows.
+            unknown: Names of those that it does not know.
+
+        Returns:
+            Their values, and what is not determined with the reason. None, the default, if no
+            formula for the protocol's constants is known.
+        """
+        return None
 
     @property
     def stationary(self) -> bool:

@@ -71,6 +71,49 @@ def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def structural_distances(x: Tensor, *, data_range: float = 1.0) -> Tensor | None:
+    """Distances (m, m) between images (m, c, h, w) in [0, data_range] that bound their SSIM.
+
+    The root mean square, over windows and channels, of sqrt(2 - S1 - S2), in which SSIM = S1 S2 has
+    the means in S1 and the variances in S2. It is a metric (Brunet, Vrscay and Wang 2012, section
+    III). As S1 >= 0 for such images, 2 - S1 - S2 <= 3 (1 - S1 S2), so an image whose SSIM with two
+    others is s or more is within sqrt(3 (1 - s)) of both. None if a side is under 3 pixels.
+    """
+    _difference(x, x)
+    window = ssim_window(tuple(x.shape[1:]))
+    if window is None:
+        return None
+    images = x.double().cpu()
+    mean = _windows(images, window)
+    sample = window**2 / (window**2 - 1)  # scikit-image's variances are those of samples
+    variance = sample * (_windows(images.square(), window) - mean.square())
+    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    found = torch.zeros(len(x), len(x), dtype=torch.float64)
+    for i in range(len(x) - 1):
+        rest = slice(i + 1, None)
+        product = mean[i] * mean[rest]
+        shared = sample * (_windows(images[i] * images[rest], window) - product)
+        squares = mean[i].square() + mean[rest].square()
+        of_means = (squares - 2 * product) / (squares + c1)
+        of_structure = (variance[i] + variance[rest] - 2 * shared) / (
+            variance[i] + variance[rest] + c2
+        )
+        squared = (of_means + of_structure).flatten(1).mean(1)
+        found[i, rest] = squared.clamp(min=0.0).sqrt()
+    return found + found.T
+
+
+def ssim_at(distance: float) -> float:
+    """Return the SSIM that two images at a `structural_distances` may have at most."""
+    return 1 - distance**2 / 3
+
+
+def _windows(images: Tensor, side: int) -> Tensor:
+    """Return the means of all windows inside images."""
+    rows = torch.nn.functional.avg_pool2d(images, (side, 1), stride=1)
+    return torch.nn.functional.avg_pool2d(rows, (1, side), stride=1)
+
+
 def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float) -> Tensor:
     """Perceptual distance (b,) of each pair of images (b, 1 or 3, h, w) in [0, data_range].
 

@@ -428,6 +428,13 @@ class Problem:
                 f"problem: expected x (N, b, {', '.join(map(str, shape))}) and y (N, b), got {came}"
             )
 
+    def of(self, nodes: slice | Tensor) -> Problem:
+        """Return the problem of some nodes."""
+        here = self.here
+        if here is not None:
+            here = here[nodes]
+        return Problem(self.task, self.x[nodes], self.y[nodes], here)
+
     @property
     def nodes(self) -> int:
         """Number of nodes N."""

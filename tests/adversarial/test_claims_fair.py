@@ -24,14 +24,14 @@ from leakaudit.judging.papers import (
     NUMBERS,
     ROWS,
     PublishedClaim,
-    defences,
-    dkm,
     judge,
-    secured,
     select,
-    tabletwo,
 )
+from leakaudit.judging.papers.dp_dkm import claims as dkm
+from leakaudit.judging.papers.dp_norm import table2
+from leakaudit.judging.papers.pdmm_thesis import defences
 from leakaudit.judging.papers.runs import planned, run
+from leakaudit.judging.papers.secured_fl import claims as secured
 from leakaudit.theory.bounds import gaussian
 
 Array = NDArray[np.float64]
@@ -177,7 +177,7 @@ def test_a_threshold_on_one_release_is_the_best_test(
             exact = max(
                 exact, optimize.brentq(missing, 0, 60, args=pair) if missing(0, *pair) > 0 else 0.0
             )
-        found = tabletwo.reached(1, rate, noise, moves, delta)
+        found = table2.reached(1, rate, noise, moves, delta)
         assert found <= exact + 1e-5, (rate, noise, delta, moves)
         assert found == pytest.approx(exact, abs=2e-3), (rate, noise, delta, moves)
 

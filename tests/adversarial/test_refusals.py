@@ -26,9 +26,10 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.auditing import record
+from leakaudit.judging.auditing.blind import Blind
 from leakaudit.judging.auditing.evidence import OneRun, Successes
 from leakaudit.judging.auditing.levels import levels
-from leakaudit.judging.auditing.measure import ViewMeasurements, _attacked, _Blind
+from leakaudit.judging.auditing.measure import ViewMeasurements, _attacked
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import Replays
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
@@ -143,9 +144,8 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     part = made(plan)
     none = Replays(torch.empty(0), torch.empty(0, 0))
     view = ViewMeasurements(0, Adversary(), 0, none, none, OneRun(0, 0, 0), "", 0.0)
-    counted = [
-        evidence for _, _, evidence, _ in _attacked(plan, _Blind(97, 1, 0.01, 0.01, ""), view, part)
-    ]
+    blind = Blind.of(levels(plan)[0].ready)
+    counted = [evidence for _, _, evidence, _ in _attacked(plan, blind, view, part)]
     assert {(e.hits, e.trials) for e in counted if isinstance(e, Successes)} == {(2, 4)}
 
 

@@ -23,7 +23,8 @@ from leakaudit.judging.gate import rules
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Budget, Check
 from leakaudit.judging.gate.rule import PricedView
-from leakaudit.judging.papers import dpnorm, runs
+from leakaudit.judging.papers import runs
+from leakaudit.judging.papers.dp_norm import claims as dpnorm
 from leakaudit.judging.papers.runs import protocol
 from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.rendering import cards

@@ -169,6 +169,8 @@ def audit() -> Record:
             "relative_error": {"images": 13.0, "best": 0.02, "median": 0.06, "mean": 0.07},
         }
     ]
+    allowed = {"epsilon": 10.0, "adversary": "node:3", "chance": 0.95, "psnr": 24.0, "ssim": 0.8}
+    part["ceilings"] = [allowed]
     claim = {"source": "Theorem 1", "epsilon": 3.0}
     part["grid"] = [part["grid"][0]]
     part["grid"][0]["views"][0].update(
@@ -244,6 +246,9 @@ def by_hand() -> dict[tuple[str, str], dict[str, Any]]:
             **expected("psnr", 30.0, 20.0, 21.0),
             **expected("ssim", 0.9, 0.5, 0.6),
             **expected("relative_error", 0.02, 0.06, 0.07),
+        },
+        ("audit", "ceilings"): {
+            **{"epsilon": 10.0, "adversary": "node:3", "chance": 0.95, "psnr": 24.0, "ssim": 0.8},
         },
         ("audit", "views"): {
             **{"epsilon": math.inf, "node": 1, "adversary": "node:3", "mu": 1.5},

@@ -219,7 +219,7 @@ def test_a_curious_hub_observes_every_message() -> None:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound every view of a long run with all its rounds, by `account`."""
-    monkeypatch.setattr(recursion, "bounds", lambda *_: None)
+    monkeypatch.setattr(recursion, "long_view", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", [*STEADY, "dpnorm, sent twice", "dpsgd, mini-batches"])

@@ -16,10 +16,11 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
+from leakaudit.judging.auditing.blind import Blind, ceilings
 from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
 from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import attacked, levels
-from leakaudit.judging.auditing.measure import _Blind, cases, measure, static
+from leakaudit.judging.auditing.measure import cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import (
     Replays,
@@ -32,6 +33,7 @@ from leakaudit.judging.auditing.replays import (
 from leakaudit.judging.auditing.simulate import seeded, simulate
 from leakaudit.protocols.recording import record
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring import metrics
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.views.accounting.view_bound import view_bounds
@@ -87,7 +89,10 @@ def verdicts(plan: AuditPlan) -> dict[str, list[Verdict]]:
     found: dict[str, list[Verdict]] = {}
     for one in [
         *static(grid, measured),
-        *judge(cases(plan, grid, simulate(plan, grid, nodes), measured), plan.alpha),
+        *judge(
+            cases(plan, grid, simulate(plan, grid, nodes), measured, Blind.of(grid[0].ready)),
+            plan.alpha,
+        ),
     ]:
         found.setdefault(one.test, []).append(one.verdict)
     return found
@@ -323,7 +328,9 @@ def test_an_attack_once_tried_is_inconclusive_and_says_how_often_it_takes() -> N
     audited = plan(epsilon=(1.0,), sensitivity=2.0, replays=4, canary=4)
     grid = levels(audited)
     measured = measure(audited, grid, [0])
-    judged = judge(cases(audited, grid, simulate(audited, grid, [0]), measured), 0.01)
+    judged = judge(
+        cases(audited, grid, simulate(audited, grid, [0]), measured, Blind.of(grid[0].ready)), 0.01
+    )
     assert {one.verdict for one in judged} <= {Verdict.INCONCLUSIVE, Verdict.NOT_REFUTED}
     tried = next(one for one in judged if one.attack == "dlg")
     assert tried.verdict is Verdict.INCONCLUSIVE
@@ -339,7 +346,9 @@ def test_no_replays_at_all_are_inconclusive() -> None:
     for evidence in (Successes(0, 0, 0.1), Canary(canary.counted(measured.pairs, None, 0.01))):
         assert (
             evidence.p_value(
-                cases(audited, grid, simulate(audited, grid, [0]), [measured])[0].promise  # type: ignore[arg-type]
+                cases(
+                    audited, grid, simulate(audited, grid, [0]), [measured], Blind.of(grid[0].ready)
+                )[0].promise  # type: ignore[arg-type]
             )
             == 1.0
         )
@@ -402,14 +411,67 @@ def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_reco
 ):
     (level,) = levels(plan())
     ready = level.ready
-    blind = _Blind.of(ready, 20.0)
+    blind = Blind.of(ready)
     assert (blind.total, blind.why) == (58, "")
     assert blind.identified == pytest.approx(1 / 58)
     twice = replace(ready, source=replace(ready.source, x=ready.source.x[[0, 0, *range(2, 60)]]))
-    assert _Blind.of(twice, 20.0).identified == pytest.approx(2 / 58)
+    assert Blind.of(twice).identified == pytest.approx(2 / 58)
     apart = torch.cdist(ready.source.x.double(), ready.source.x.double()) / math.sqrt(
         2
     )  # root mean squared, two coordinates
-    assert blind.near == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
+    assert blind.near(20.0) == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
     skewed = replace(ready, scenario=replace(ready.scenario, split="classes:1"))
-    assert "not drawn uniformly" in _Blind.of(skewed, 20.0).why
+    assert "not drawn uniformly" in Blind.of(skewed).why
+
+
+FACES: dict[str, Any] = {
+    **{"victim": "dpsgd", "nodes": 3, "graph": "ring", "rounds": 3, "data": "faces-detect"},
+    **{"model": "logistic", "set": {**CLIPPED, "sigma": 0.1}},
+}
+
+
+def test_ceilings_rise_with_epsilon_and_blind_guesses_stay_below_them() -> None:
+    asked = (math.inf, 1e6, 8.0, 1.0, 0.1)
+    audited = AuditPlan(Scenario(**FACES), epsilon=asked, noise="exact", attacks=("analytic",))
+    grid = levels(audited)
+    assert [level.epsilon for level in grid] == sorted(asked)  # the smallest is examined first
+    blind = Blind.of(grid[0].ready)
+    truth = record(grid[0].ready, None).truth_record
+    found = list(ceilings(audited, grid, blind, truth, void=False))
+    for chance in (0.5, 0.95):
+        mine = [one for one in found if one.chance == chance]
+        assert [one.epsilon for one in mine] == [0.1, 1.0, 8.0, 1e6]
+        for name in ("psnr", "ssim"):
+            values = [getattr(one, name) for one in mine]
+            assert values == sorted(values)
+            assert values[-1] == (200.0 if name == "psnr" else 1.0)  # everything is allowed
+    lower, upper = ([o.psnr for o in found if o.chance == c] for c in (0.95, 0.5))
+    assert all(a <= b for a, b in zip(lower, upper, strict=True))
+    guesses = [one for one in found if one.chance is None]
+    x, guess = truth.x[truth.node == 0], truth.blind_guess(0)
+    mean = metrics.psnr(guess[None].expand_as(x), x, data_range=1.0)
+    assert len(guesses) == len(grid)
+    assert any(one.psnr == pytest.approx(float(mean), abs=3.0) for one in guesses)
+    assert all(one.psnr < upper[0] for one in guesses)
+    void = list(ceilings(audited, grid, blind, truth, void=True))
+    assert {one.chance for one in void} == {None}
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_the_likeliest_face_does_not_exceed_the_ceilings(epsilon: float) -> None:
+    """An adversary who knows everything but the record, which it guesses by likelihood."""
+    audited = AuditPlan(
+        Scenario(**FACES), epsilon=(epsilon,), noise="exact", replays=200, candidates=97, canary=0
+    )
+    (level,) = levels(audited)
+    blind = Blind.of(level.ready)
+    (one,) = measure(replace(audited, one_run=False), [level], [0])
+    rows = canary.free_rows(level.ready, 0)[:97]
+    best = one.rero.scores.argmax(1)
+    x = level.ready.source.x[rows].double()
+    reached = metrics.psnr(x[best], x[one.rero.drawn], data_range=1.0)
+    truth = record(level.ready, None).truth_record
+    for each in ceilings(audited, [level], blind, truth, void=False):
+        if each.chance is not None:
+            share = float((reached > each.psnr).double().mean())
+            assert share < each.chance + 3 * math.sqrt(0.25 / len(reached))

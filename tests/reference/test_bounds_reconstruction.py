@@ -19,6 +19,7 @@ from leakaudit.theory.bounds.reconstruction import (
     distances,
     kappa_identification,
     kappa_packing,
+    nearest,
     success,
     tolerance,
 )
@@ -169,3 +170,38 @@ def test_the_figures_of_the_documentation(project: Path) -> None:
         assert eval(expression, names) == pytest.approx(
             float(comment.partition(":")[0]), abs=6e-5
         ), line
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0, 4.0])
+@pytest.mark.parametrize("chance", [0.5, 0.95])
+def test_the_nearest_distance_is_the_inverse_of_the_packing(mu: float, chance: float) -> None:
+    draw = np.random.default_rng(3)
+    apart = distances(draw.uniform(size=(60, 4)))
+    for guesses, total in ((1, 0), (2, 0), (1, 55), (3, 58)):
+        least = nearest(Gdp(mu, ONE), apart, chance, guesses, total)
+        share = len(apart) / (total or len(apart))
+        below = kappa_packing(apart, least * (1 - 1e-6)) * guesses * share
+        above = kappa_packing(apart, least * (1 + 1e-6)) * guesses * share
+        assert least == 0 or success(Gdp(mu, ONE), min(1.0, below)) < chance
+        assert success(Gdp(mu, ONE), min(1.0, above)) >= chance
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_the_best_guess_is_not_nearer_than_the_nearest_distance(mu: float) -> None:
+    """Two records at a time in normal noise: the likeliest one, or any point between, is guessed."""
+    draw, n = np.random.default_rng(1), 20_000
+    x = np.array([0.0, 1.0])
+    drawn = draw.integers(2, size=n)
+    seen = x[drawn] + draw.normal(size=n) / mu
+    apart = np.abs(x[:, None] - x)
+    least = nearest(Gdp(mu, ONE), apart, 0.95)
+    for guess in ((seen > 0.5).astype(float), np.full(n, 0.5), np.clip(seen, 0, 1)):
+        error = np.abs(guess - x[drawn])
+        assert (error < least).mean() < 0.95 + 3 / math.sqrt(n)
+
+
+def test_a_guarantee_that_allows_everything_has_no_distance() -> None:
+    apart = distances(np.eye(5))
+    assert nearest(Gdp(math.inf, ONE), apart, 0.5) == 0
+    with pytest.raises(LeakauditError, match="probability above 0"):
+        nearest(Gdp(1.0, ONE), apart, 0.0)

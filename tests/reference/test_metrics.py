@@ -160,3 +160,25 @@ def test_random_guesses_are_identified_at_chance_level() -> None:
 def test_pairs_of_different_shapes_are_refused() -> None:
     with pytest.raises(LeakauditError, match="the same shape"):
         metrics.mse(torch.zeros(1, 3), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 9), (3, 5, 8)])
+def test_images_that_one_image_resembles_are_near_in_structure(shape: tuple[int, ...]) -> None:
+    """SSIM >= s with two images bounds their distance: 2 sqrt(3 (1 - s)) by the triangle."""
+    random = torch.Generator().manual_seed(5)
+    x = torch.rand(12, *shape, generator=random, dtype=torch.float64)
+    x[3:6] = (x[:3] + 0.05 * torch.randn(3, *shape, generator=random)).clamp(0, 1)
+    x[6] = 0.0
+    x[7:9] = x[:1] * torch.tensor([0.9, 0.2]).view(2, 1, 1, 1)
+    apart = metrics.structural_distances(x)
+    assert apart is not None
+    direct = (apart[:, None, :] + apart[None]).transpose(1, 2).amin(1)
+    assert (apart <= direct + 1e-9).all()  # the triangle inequality
+    for i in range(len(x)):
+        similar = metrics.ssim(x[i].expand_as(x), x, data_range=1.0)
+        assert similar is not None
+        assert (similar <= metrics_at(apart[i]) + 1e-9).all()
+
+
+def metrics_at(apart: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([metrics.ssim_at(float(one)) for one in apart], dtype=torch.float64)

@@ -562,8 +562,8 @@ def test_a_confirmation_names_what_no_gradient_confirms(tmp_path: Path) -> None:
     assert doubt(right, logs).startswith(
         "sgd, step size 0.05 explains the first steps, but not step 11"
     )
-    relu = replace(right.task.spec, args={"hidden": "6", "act": "relu"})
-    other = replace(right, task=Task.build(relu))
+    tanh = replace(right.task.spec, args={"hidden": "6", "act": "tanh"})
+    other = replace(right, task=Task.build(tanh))
     assert doubt(other, logs).startswith("no recomputed gradient equals those of the messages")
 
 

@@ -150,6 +150,164 @@ def test_it_sends_what_algorithm_1_sends(graph: Graph, eta: Any, noise: Any) -> 
     assert np.abs(truth.states["w"][8].numpy() - w).max() < 1e-12
 
 
+def algorithm_1(
+    victim: DPNorm, graph: Graph, trace: Trace, truth: Truth
+) -> tuple[dict[tuple[int, ...], Array], Array]:
+    """Run lines 4 to 20 of Algorithm 1 as printed: lines 16 to 19 stand inside the loop over k.
+
+    Channel j -> i transmits at the k that the trace publishes. All nodes are equally fast: in each
+    k, all execute lines 9 to 15 before any of them transmits. Returns y by (round, j, i), and w.
+    """
+    n_nodes, big_k, mu = 6, victim.inner, victim.mu
+    e = graph.neighbours
+    a = {(i, j): 1.0 if i < j else -1.0 for i in range(n_nodes) for j in e[i]}
+    eta = [1 / (mu * len(e[i]) * big_k) for i in range(n_nodes)]
+    if victim.eta == "common":
+        mean = sum(len(some) for some in e) / n_nodes
+        eta = [1 / (mu * mean * big_k)] * n_nodes
+    gamma = [1 + victim.alpha * step for step in eta]
+    w = [trace.public["w0"].double().numpy().copy() for _ in range(n_nodes)]
+    z = {arc: np.zeros(5) for arc in a}
+    transmitted: dict[tuple[int, ...], Array] = {}
+    for r in range(trace.rounds):
+        moment = dict(zip(graph.arcs, trace.public["moments"][r].tolist(), strict=True))
+        for k in range(big_k):
+            y = {}
+            for i in range(n_nodes):
+                n_i = noise_of(truth, victim, r + 1, k, i)  # line 6: the same for every k
+                g = SQUARES.gradient(i, w[i])  # line 11
+                bracket = w[i] - mu * g
+                for j in e[i]:
+                    pull = a[i, j] * z[i, j]
+                    if victim.noise == "inner":  # the appendix
+                        pull = pull - n_i
+                    bracket = bracket + mu * eta[i] / gamma[i] * pull
+                w[i] = gamma[i] / (gamma[i] + eta[i] * mu * len(e[i])) * bracket  # line 12
+                for j in e[i]:
+                    lam = eta[i] / gamma[i] * (z[i, j] - a[i, j] * (w[i] + n_i))  # line 14
+                    y[i, j] = 2 / eta[i] * lam - z[i, j]  # line 15
+            for i in range(n_nodes):
+                for j in e[i]:  # line 17
+                    if moment[j, i] == k + 1:
+                        transmitted[r + 1, j, i] = y[j, i]  # line 18
+                        z[i, j] = y[j, i]  # line 19
+    return transmitted, np.stack(w)
+
+
+@pytest.mark.parametrize("graph", [RING, STAR], ids=["ring", "star"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"inner": 4, "sigma": 0.0},
+        {"inner": 4, "alpha": 0.2, "sigma": 0.05},
+        {"inner": 3, "alpha": 0.2, "sigma": 0.05, "noise": "inner", "eta": "common"},
+    ],
+    ids=["ECL", "round", "appendix"],
+)
+def test_messages_at_random_times_are_those_of_the_printed_lines(
+    graph: Graph, settings: dict[str, Any]
+) -> None:
+    victim = DPNorm(order="random", **settings)
+    trace, truth = recorded(victim, graph, 8)
+    assert len(trace.public["moments"].unique()) == victim.inner
+    transmitted, w = algorithm_1(victim, graph, trace, truth)
+    assert len(transmitted) == len(trace) == 8 * len(graph.arcs)
+    view = la.Adversary().view(trace)
+    for (t, j, i), y in transmitted.items():
+        assert np.abs(view.message(t, j, i, "y").numpy() - y).max() < 1e-12
+    assert np.abs(truth.states["w"][8].numpy() - w).max() < 1e-12
+
+
+def test_with_one_inner_step_random_times_change_nothing() -> None:
+    plain, random = (
+        recorded(DPNorm(alpha=0.2, order=order))[1] for order in ("synchronous", "random")
+    )  # type: ignore[arg-type]
+    assert torch.allclose(plain.states["w"], random.states["w"], rtol=0, atol=1e-12)
+
+
+def test_at_random_times_the_noise_of_a_round_cancels() -> None:
+    """Two channels of a node at different times show two inner models under one n_i."""
+    victim = DPNorm(inner=2, sigma=0.1, alpha=0.2, order="random", batch=40)
+    trace, truth = recorded(victim, rounds=4)
+    p = victim.relations(RING, 4, trace.public)
+    when = [
+        dict(zip(RING.arcs, moments, strict=True)) for moments in trace.public["moments"].tolist()
+    ]
+    apart = [t for t in range(4) if len({when[t][0, j] for j in RING.neighbours[0]}) == 2]
+    assert 0 < len(apart) < 4
+    bound = account(know(p, la.Adversary()), p.gradients(0), 1.0, certify=False)
+    assert math.isinf(bound.mu)
+    assert len(bound.leaking) == len(apart)
+    for row in bound.leaking:
+        quiet = estimate(know(p, la.Adversary(), own=False), [row], rounding=1e-16)
+        assert quiet.std[0] < 1e-12
+        value = quiet.apply(messages(la.Adversary().view(trace)))[0].numpy()
+        true = 0.0
+        for place, factor in row.terms.items():
+            v = row.home[place]
+            true = true + float(factor) * truth.states[f"g.{v.index}"][v.round, 0].numpy()
+        assert np.abs(value - true).max() < 1e-10
+    one_channel = la.Adversary(hears=frozenset({(0, 1), (1, 0)}))
+    assert math.isfinite(account(know(p, one_channel), p.gradients(0), 1.0, certify=False).mu)
+    fresh = DPNorm(inner=2, sigma=0.1, alpha=0.2, order="random", noise="inner")
+    q = fresh.relations(RING, 4, trace.public)
+    assert math.isfinite(account(know(q, la.Adversary()), q.gradients(0), 1.0, certify=False).mu)
+
+
+def test_at_random_times_an_epsilon_of_1_hides_no_image() -> None:
+    """The paper's K, alpha and timing, and the noise of its theorem for epsilon = 1."""
+    constants = {"hidden": 64, "inner": 10, "alpha": 0.2, "mu": 0.003, "epsilon": 1.0}
+    plan = recording.plan(
+        Scenario(
+            "dpnorm",
+            nodes=4,
+            graph="ring",
+            rounds=6,
+            data="faces",
+            model="mlp",
+            samples=1,
+            seed=1,
+            set={**constants, "order": "random"},
+        )
+    )
+    made = recording.record(plan, None)
+    found = la.attack(la.leaks(made.trace), generator=torch.Generator().manual_seed(0))
+    scores = la.score(found, made.truth_record)
+    assert {score.node for score in scores} == {0, 1, 2, 3}
+    for score in scores:
+        assert score.psnr is not None
+        assert (score.psnr[0] or 0) > 60
+
+
+def test_theorem_1_says_that_it_does_not_cover_random_times() -> None:
+    constants: dict[str, Any] = {"inner": 2, "epsilon": 1.0, "records": 40}
+    plain, random = (
+        DPNorm(**constants, order=order).claims(RING, 9)[0] for order in ("synchronous", "random")
+    )
+    assert set(random.assumes) - set(plain.assumes) == {
+        "synchronous exchanges (section V), which this run does not have"
+    }
+    assert random.epsilon == plain.epsilon
+
+
+@pytest.mark.parametrize(
+    ("moments", "words"),
+    [
+        (None, "expected a public tensor 'moments' of 12 integers for each of 3 rounds"),
+        (torch.ones(3, 11, dtype=torch.long), "12 integers"),
+        (torch.ones(2, 12, dtype=torch.long), "each of 3 rounds"),
+        (torch.ones(3, 12), "integers"),
+        (torch.zeros(3, 12, dtype=torch.long), "outside 1 to 2"),
+        (torch.full((3, 12), 3), "outside 1 to 2"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(moments: torch.Tensor | None, words: str) -> None:
+    public = {} if moments is None else {"moments": moments}
+    with pytest.raises(la.LeakauditError, match=words) as caught:
+        DPNorm(inner=2, order="random").relations(RING, 3, public)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -159,8 +317,14 @@ def test_it_sends_what_algorithm_1_sends(graph: Graph, eta: Any, noise: Any) -> 
         {"inner": 4, "alpha": 0.2, "noise": "inner", "resend": True},
         {"inner": 3, "batch": 15, "resend": True, "eta": "common"},
         {"epsilon": 1.0, "records": 40, "inner": 2, "batch": 20, "alpha": 0.3},
+        {"order": "random"},
+        {"order": "random", "inner": 4, "alpha": 0.2},
+        {"order": "random", "inner": 3, "noise": "inner", "batch": 15, "eta": "common"},
     ],
-    ids=["default", "ECL", "inner", "appendix", "batches", "theorem"],
+    ids=[
+        *("default", "ECL", "inner", "appendix", "batches", "theorem"),
+        *("random times, one step", "random times", "random times, appendix"),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_the_declaration_is_what_runs(settings: dict[str, Any], dtype: torch.dtype) -> None:
@@ -185,6 +349,12 @@ def test_the_optimum_on_a_ring_and_not_on_a_star_unless_eta_is_common(
     assert np.abs(ending(STAR, "node") - plain).max() == pytest.approx(0.505, abs=0.01)
     assert np.abs(ending(STAR, "node") - degrees).max() < 1e-12
     assert np.abs(ending(STAR, "common") - plain).max() < 1e-12
+
+
+def test_at_random_times_ecl_reaches_the_optimum() -> None:
+    victim = DPNorm(sigma=0.0, inner=5, order="random")
+    w = record(victim, RING, 400, wires=False).truth_record.states["w"][-1].numpy()
+    assert np.abs(w - SQUARES.optimum(np.ones(6))).max() < 1e-9
 
 
 @pytest.mark.parametrize(("alpha", "apart"), [(0.01, 0.038), (0.1, 0.32), (1.0, 1.27)])

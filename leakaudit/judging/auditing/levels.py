@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from leakaudit._util.bisection import crossing, geometric
 from leakaudit._util.jobs import IN_PROCESS, Pool
+from leakaudit._util.own_code import Trust
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Setting
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.protocols import recording
+from leakaudit.protocols import calibration, recording
+from leakaudit.protocols.calibration import EXACT, Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
 from leakaudit.tasks.shared import SharedData
-from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.calibration import required_factor
 from leakaudit.views.accounting.compare import (
     DELTA,
     AssumedSensitivity,
@@ -31,13 +32,12 @@ from leakaudit.views.accounting.compare import (
 )
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
-# Range in which the noise constant is searched, a choice: outside it, the noise of gradients with a
-# norm near 1 is negligible, or hides them completely.
-LOW = 1e-9
-HIGH = 1e9
-# Relative error up to which the requested mu counts as reached: far above the rounding error of a
+# Relative error up to which the required noise counts as reached: far above the rounding error of a
 # view bound, far below the effect of another noise that the constant does not scale. A choice.
 REACHED = 1e-6
+# Most corrections of a noise: each brings it closer by the share of the noise that the constant
+# does not scale (the masks of secure aggregation, for example). A choice.
+CORRECTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,22 @@ class RunEnvironment:
     download: bool = False  # whether missing data may be downloaded
     device: str = "cpu"  # device on which runs and attacks compute
     max_seconds: float = 0.0  # time limit for attacks and replays together, 0 for no limit
+    trusted: Trust = False  # the ``package.module:factory`` that may execute its code
 
-    def plan(self, scenario: Scenario, shared: SharedData) -> recording.Plan:
-        """Prepare the recording of a scenario."""
+    def plan(self, scenario: Scenario, shared: SharedData | None = None) -> recording.Plan:
+        """Prepare the recording of a scenario; the exact view may set its noise."""
+        wanted = scenario.target()
+        if wanted is None or scenario.calibrate != EXACT:
+            return self._plan(scenario, shared)
+        return _calibrated(self, scenario, wanted, shared)
+
+    def _plan(self, scenario: Scenario, shared: SharedData | None) -> recording.Plan:
         return recording.plan(
             scenario,
             data_root=self.data_root,
             download=self.download,
             device=self.device,
+            trusted=self.trusted,
             shared=shared,
         )
 
@@ -104,16 +112,15 @@ def levels(
 ) -> list[Level]:
     """Return all points, with their view bounds; `shared` has what was loaded before."""
     shared = shared or SharedData()
-    base = where.plan(plan.scenario, shared)
+    bare = plan.scenario.without_epsilon()
+    base = where.plan(bare if plan.epsilon else plan.scenario, shared)
     nodes = attacked(plan, base)
     points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
     if not plan.epsilon:
         points.append((None, {}, base))
-    for epsilon in plan.epsilon:
+    for epsilon in sorted(plan.epsilon):  # if time runs out, those that matter have been examined
         constants = _constants(plan, epsilon, base, nodes)
-        replaced = ("epsilon", plan.constant)
-        kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
-        scenario = replace(plan.scenario, set={**kept, **constants})
+        scenario = replace(bare, set={**_kept(plan, base, constants), **constants})
         points.append((epsilon, constants, where.plan(scenario, shared)))
     protocols = [point.declared for _, _, point in points]
     # The whole grid uses the delta and the sensitivity of the first point that has a claim.
@@ -137,6 +144,40 @@ def levels(
         )
         found.append(Level(asked, chosen, point, delta, moved.value, views))
     return found
+
+
+def _calibrated(
+    where: RunEnvironment, scenario: Scenario, wanted: Target, shared: SharedData | None
+) -> recording.Plan:
+    """Return the plan with the noise at which the strongest single adversary has an epsilon.
+
+    These adversaries are the eavesdropper on all channels and each curious node.
+    """
+    bare = scenario.without_epsilon()
+    bare = replace(bare, set={**bare.set, wanted.constant: 1.0})
+    base = where.plan(bare, shared)
+    plan = AuditPlan(
+        bare,
+        epsilon=(wanted.epsilon,),
+        constant=wanted.constant,
+        delta=wanted.delta,
+        sensitivity=wanted.sensitivity,
+        smoothness=wanted.smoothness,
+        adversaries=("eavesdropper", *(f"node:{i}" for i in range(base.graph.nodes))),
+        table="scenario",
+    )
+    delta, moved = _assumed(plan, _with(plan, base, 1.0))
+    if not moved.known:
+        raise LeakauditError(
+            f"{scenario.victim}: calibrate=exact needs the largest change of a gradient by one "
+            "record, which neither a claim nor a clip states; set sensitivity=… or clip=…"
+        )
+    noise = _exact(plan, wanted.epsilon, base, range(scenario.nodes))
+    basis = (
+        f"for the strongest view of an eavesdropper or curious node, sensitivity {moved.value:g} "
+        f"({moved.origin})"
+    )
+    return base.with_noise(Calibrated(wanted.epsilon, delta, wanted.constant, noise, EXACT, basis))
 
 
 def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
@@ -181,6 +222,14 @@ def _constants(
     plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
 ) -> dict[str, Setting]:
     known = registry.parameters(type(base.victim))
+    if epsilon == math.inf and base.victim.noiseless:
+        return dict(base.victim.noiseless)
+    if plan.noise == "claim" and "epsilon" in known and epsilon < math.inf:
+        # The victim itself computes its noise from an epsilon and a number of rounds.
+        constants: dict[str, Setting] = {"epsilon": epsilon}
+        if "horizon" in known:
+            constants["horizon"] = plan.scenario.rounds
+        return constants
     if plan.constant not in known:
         raise LeakauditError(
             f"audit: constant: {plan.scenario.victim} has no parameter {plan.constant!r}; "
@@ -190,54 +239,70 @@ def _constants(
         return {plan.constant: 0.0}
     if plan.noise != "claim":
         return {plan.constant: _exact(plan, epsilon, base, nodes)}
-    if "epsilon" not in known:
-        return {plan.constant: _claimed(plan, epsilon, base)}
-    # The victim itself computes its noise from an epsilon and a number of rounds.
-    constants: dict[str, Setting] = {"epsilon": epsilon}
-    if "horizon" in known:
-        constants["horizon"] = plan.scenario.rounds
-    return constants
+    return {plan.constant: _claimed(plan, epsilon, base)}
+
+
+def _kept(
+    plan: AuditPlan, base: recording.Plan, constants: Mapping[str, Setting]
+) -> dict[str, Setting]:
+    """Return the constants of the scenario that stay.
+
+    One that sets the noise in place of an epsilon, and is therefore 0 by default, does not.
+    """
+    known = registry.parameters(type(base.victim))
+    instead = plan.constant in known and not known[plan.constant].default
+    kept = {}
+    for name, value in plan.scenario.without_epsilon().set.items():
+        if name not in constants and not (instead and name == plan.constant):
+            kept[name] = value
+    return kept
 
 
 def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
-    rest = {k: v for k, v in plan.scenario.set.items() if k != "epsilon"}
-    scenario = replace(plan.scenario, set={**rest, plan.constant: noise})
+    bare = plan.scenario.without_epsilon()
+    scenario = replace(bare, set={**bare.set, plan.constant: noise})
     return replace(base, scenario=scenario, victim=scenario.parts()[0]).declared
 
 
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
     """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
-    Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
-    it; another one at that noise checks that it does.
+    If the constant scales all noise, the factor that one view requires yields it, and another one
+    at that noise confirms it; if it scales most noise, more corrections follow.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
-    wanted = gaussian.least_mu(epsilon, delta)
 
-    def worst(noise: float) -> float:
+    def required(noise: float) -> float:
+        """Return the largest factor on the noise that a view requires."""
         made = _with(plan, base, noise)
-        mus = []
+        factors = []
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
-                mu = one.mu if one.mu is not None else one.node_mu
-                if mu is None or mu == math.inf:
+                factor = required_factor(one, epsilon, delta)
+                if factor is None or factor == math.inf:
                     why = _unset(one, plan.constant)
                     raise LeakauditError(
-                        f"audit: {adversary} and node {one.node}: {why}; "
-                        'omit that adversary, or use noise = "claim"'
+                        f"the exact view sets no noise: {adversary} and node {one.node}: {why}"
                     )
-                mus.append(mu)
-        return max(mus)
+                factors.append(factor)
+        return max(factors)
 
-    noise = first * worst(first) / wanted
-    if noise and abs(worst(noise) / wanted - 1) > REACHED:
-        raise LeakauditError(
-            f"audit: constant: {plan.constant} does not scale all noise, "
-            "so it cannot be used to set the view bound"
-        )
-    return noise
+    noise = first
+    for _ in range(CORRECTIONS):
+        ratio = required(noise)
+        if abs(ratio - 1) <= REACHED or not ratio:
+            if _assumed(plan, _with(plan, base, noise))[1].value != moved.value:
+                raise LeakauditError(
+                    f"audit: the claimed sensitivity follows {plan.constant}; set sensitivity, the "
+                    "largest change of a gradient, to keep it"
+                )
+            return noise if ratio else 0.0
+        noise *= ratio
+    raise LeakauditError(
+        f"constant: {plan.constant} scales too little of the noise, so it cannot set the view bound"
+    )
 
 
 def _unset(one: ViewBound, constant: str) -> str:
@@ -245,30 +310,20 @@ def _unset(one: ViewBound, constant: str) -> str:
         return one.refused
     if one.leaking:
         return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
+    if one.releases or one.node_releases:
+        return f"no {constant} gives this epsilon"
     return (
         "hidden noise influences the models, "
-        "so there is no epsilon per record or per node without a smoothness"
+        "so there is no epsilon per record or per node without a smoothness; set smoothness"
     )
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
-    """Return the smallest noise for which the paper's strongest claim is this epsilon."""
+    """Return the noise for which the weakest of the paper's claims is this epsilon."""
 
-    def claim(noise: float) -> float:
-        made = _with(plan, base, noise)
-        said = [c.epsilon for c in _claims(made) if c.epsilon is not None and c.delta]
-        if not said:
-            raise LeakauditError(
-                f"audit: {plan.scenario.victim} claims no epsilon for these constants; "
-                'use noise = "exact"'
-            )
-        return min(said)
+    def claims(noise: float) -> list[Claim]:
+        return _claims(_with(plan, base, noise))
 
-    if not claim(HIGH) <= epsilon <= claim(LOW):
-        raise LeakauditError(
-            f"audit: epsilon: expected an epsilon that the paper claims for some {plan.constant} "
-            f"between {LOW:g} and {HIGH:g}, got {epsilon:g}"
-        )
-    return crossing(
-        lambda level: claim(level) <= epsilon, LOW, HIGH, side="above", middle=geometric
-    )
+    name = plan.scenario.victim
+    noise, _ = calibration.by_claims(epsilon, plan.constant, name, claims)
+    return noise

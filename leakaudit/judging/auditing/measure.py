@@ -13,6 +13,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.progress import step
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
+from leakaudit.judging.auditing.blind import Blind
 from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes, TrialCounts
 from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
@@ -20,24 +21,16 @@ from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import Replays, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
-from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results import audit_names
 from leakaudit.reporting.results.audit_names import as_near_as, identified_among
 from leakaudit.reporting.results.model import encoded
-from leakaudit.theory.bounds.gaussian import epsilon
-from leakaudit.theory.bounds.reconstruction import (
-    distances,
-    kappa_identification,
-    kappa_packing,
-    tolerance,
-)
+from leakaudit.theory.bounds.reconstruction import kappa_identification
 from leakaudit.views.accounting.compare import Comparison
 
 # Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
 # the rounding of gradients in float64.
 SLACK = 1e-6
-# `ViewBound.mu` always refers to one record; `ViewBound.node_mu`, for a whole node, is not tested.
-EXACT_VIEW = "the view bound of one record"
+# `ViewBound.guarantee` always refers to one record; that of a whole node is not tested.
 
 # Kinds of replays, as the progress display names them.
 RERO = "replays"
@@ -59,13 +52,17 @@ class ViewMeasurements:
     why: str  # why no guesses were made in one run, otherwise empty
     moved: float  # the largest change of a gradient between two candidates
 
+    def over(self, grid: Sequence[Level]) -> bool:
+        """Return whether a gradient changed by more than every epsilon of the grid assumes."""
+        return self.moved > grid[self.level].sensitivity * (1 + SLACK)
+
 
 def promises(entry: Comparison, delta: float) -> list[Promise]:
     """Return the guarantees for one record in one view."""
     found = []
-    mu = entry.bound.mu
-    if mu is not None and mu < math.inf:
-        found.append(Promise(EXACT_VIEW, epsilon(delta, mu), delta, mu))
+    curve = entry.bound.guarantee
+    if curve is not None and entry.bound.mu != math.inf:
+        found.append(Promise(audit_names.OF_VIEW, curve.epsilon(delta), delta, curve))
     claim = entry.claim
     if claim is not None and claim.epsilon is not None and claim.delta is not None:
         found.append(Promise(claim.source, claim.epsilon, claim.delta))
@@ -181,10 +178,10 @@ def cases(
     grid: Sequence[Level],
     simulated: SimulationResults,
     measured: Sequence[ViewMeasurements],
+    blind: Blind,
 ) -> list[Test]:
     """Return a test for every combination of a guarantee and a count."""
     found = []
-    blind = _Blind.of(grid[0].ready, plan.psnr)
     for one in measured:
         entry = grid[one.level].view(one.adversary, one.node)
         attacked = list(_attacked(plan, blind, one, simulated))
@@ -213,35 +210,6 @@ class _OutcomeCounts(NamedTuple):
     why: str  # why they are not valid, otherwise empty
 
 
-@dataclass(frozen=True)
-class _Blind:
-    """The success of guessing, without a view, a record that no other node holds."""
-
-    total: int  # number of those records
-    samples: int  # records per node
-    identified: float  # upper limit of the probability that one guess identifies the record
-    near: float  # upper limit of the probability that one guess reaches the PSNR
-    why: str  # why both are unknown, otherwise empty
-
-    @classmethod
-    def of(cls, ready: Plan, psnr: float) -> _Blind:
-        """Return the probabilities for a scenario, whatever records are drawn."""
-        scenario = ready.scenario
-        x = ready.source.x
-        total = len(x) - (scenario.nodes - 1) * scenario.samples
-        if scenario.split != "iid" or len(x) - scenario.nodes * scenario.samples > POOL:
-            why = (
-                "the success probability of a blind guess is unknown, because the records are not "
-                f"drawn uniformly from a small set (split {scenario.split}, {len(x)} records)"
-            )
-            return cls(total, scenario.samples, 1.0, 1.0, why)
-        # kappa_packing is a share of all records; those that other nodes hold are excluded.
-        apart = distances(x.numpy())
-        same = kappa_packing(apart, 0.0) * len(x) / total
-        close = kappa_packing(apart, tolerance(psnr, ready.data_range)) * len(x) / total
-        return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
-
-
 def _replayed(
     plan: AuditPlan, one: ViewMeasurements, promise: Promise | None
 ) -> Iterator[_OutcomeCounts]:
@@ -256,25 +224,26 @@ def _replayed(
 
 
 def _attacked(
-    plan: AuditPlan, blind: _Blind, one: ViewMeasurements, simulated: SimulationResults
+    plan: AuditPlan, blind: Blind, one: ViewMeasurements, simulated: SimulationResults
 ) -> Iterator[_OutcomeCounts]:
     """Yield the counts of the attacks on a view: its node's first record, once per seed.
 
     Each image of a batch that could be the record counts as a guess, a seed without a result as a
     failed trial.
     """
+    samples = plan.scenario.samples
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)
         mine = [o for o in made if o.found.node == one.node]
         refused = simulated.refused(one.level, one.adversary, name, one.node)
         trials = len(mine) + len(refused)
         hits = sum(bool(o.identified) for o in mine)
-        kappa = min(1.0, blind.samples * blind.identified)
+        kappa = min(1.0, samples * blind.identified)
         counts = Successes(hits, trials, kappa)
         yield _OutcomeCounts(identified_among(blind.total), name, counts, blind.why)
         if simulated.trace.task.is_image:
             close = sum(near(o, plan.psnr) for o in mine)
-            counts = Successes(close, trials, min(1.0, blind.samples * blind.near))
+            counts = Successes(close, trials, min(1.0, samples * blind.near(plan.psnr)))
             yield _OutcomeCounts(as_near_as(plan.psnr), name, counts, blind.why)
 
 
@@ -287,7 +256,7 @@ def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[
         found.append(_against_claim(one, worst))
         largest = worst.bound.largest
         if one.moved and largest is not None and largest < math.inf:
-            found.append(_sensitivity(one, level.sensitivity))
+            found.append(_sensitivity(one, grid))
     return found
 
 
@@ -316,8 +285,8 @@ def _against_claim(one: ViewMeasurements, worst: Comparison) -> Test:
     )
 
 
-def _sensitivity(one: ViewMeasurements, assumed: float) -> Test:
-    over = one.moved > assumed * (1 + SLACK)
+def _sensitivity(one: ViewMeasurements, grid: Sequence[Level]) -> Test:
+    assumed = grid[one.level].sensitivity
     return Test(
         one.level,
         one.adversary,
@@ -325,7 +294,7 @@ def _sensitivity(one: ViewMeasurements, assumed: float) -> Test:
         audit_names.SENSITIVITY,
         audit_names.NOBODY,
         figures={"moved": one.moved, "assumed": assumed},
-        verdict=Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED,
+        verdict=Verdict.UNSUPPORTED if one.over(grid) else Verdict.NOT_REFUTED,
         says=(
             f"exchanging a record changed a gradient by {one.moved:.4g}; "
             f"every epsilon of this audit assumes at most {assumed:.4g}"

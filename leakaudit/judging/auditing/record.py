@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -13,13 +13,14 @@ from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.simulate import SimulationResults
 from leakaudit.reporting.findings import findings
-from leakaudit.reporting.findings.wording import audit_headline
+from leakaudit.reporting.findings.wording import audit_headline, worst_leak
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import (
     VERDICT_NAMES,
     AuditPart,
     AuditPoint,
     AuditRecord,
+    CeilingEntry,
     CurvePoint,
     Finding,
     GridPoint,
@@ -39,6 +40,7 @@ def build(
     grid: Sequence[Level],
     simulated: SimulationResults,
     judged: Sequence[Test],
+    allowed: Iterable[CeilingEntry],
     provenance: Provenance,
     images: Sequence[StoredImages],
     lpips: str,
@@ -51,7 +53,7 @@ def build(
         schema=model.SCHEMA,
         version=model.VERSION,
         complete=simulated.complete,
-        summary=audit_headline(verdicts, simulated.complete),
+        summary=audit_headline(verdicts, worst_leak(found, trace.task.shape), simulated.complete),
         trace=findings.trained(trace),
         findings=found,
         undetermined=(),
@@ -65,6 +67,7 @@ def build(
             delta=grid[0].delta,
             grid=tuple(_point(level) for level in grid),
             curves=tuple(_curves(plan, grid, simulated)),
+            ceilings=tuple(allowed),
             verdicts=verdicts,
             figure=FIGURE,
         ),
@@ -105,7 +108,10 @@ def _point(level: Level) -> AuditPoint:
 def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
     promise = None
     if test.promise is not None:
-        promise = PromiseEntry(**dict(vars(test.promise), epsilon=encoded(test.promise.epsilon)))
+        one = test.promise
+        promise = PromiseEntry(
+            name=one.name, epsilon=encoded(one.epsilon), delta=one.delta, mu=one.mu
+        )
     return VerdictEntry(
         epsilon=encoded(grid[test.level].epsilon),
         adversary=str(test.adversary),

@@ -13,6 +13,7 @@ from msgspec import structs
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
+from leakaudit.judging.auditing.blind import Blind, ceilings
 from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
@@ -49,7 +50,8 @@ def audit(
                 measured, whole = _measured(plan, grid, nodes, executor)
             step("stages", 2, 2)
             simulated = replace(simulated, complete=whole)
-        tested = judge(cases(plan, grid, simulated, measured), plan.alpha)
+        blind = Blind.of(grid[0].ready)
+        tested = judge(cases(plan, grid, simulated, measured, blind), plan.alpha)
         judged = [*static(grid, measured), *tested]
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
@@ -62,7 +64,9 @@ def audit(
             seconds=time.perf_counter() - clock,
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
-        found = record.build(plan, grid, simulated, judged, origin, images, sentence)
+        void = any(one.over(grid) for one in measured)  # a bound rests on a wrong sensitivity
+        allowed = ceilings(plan, grid, blind, simulated.truth, void=void)
+        found = record.build(plan, grid, simulated, judged, allowed, origin, images, sentence)
         chart = curves.on_screen(audit_panels.content(found))
         plots.save(chart, folder / record.FIGURE)
         found = structs.replace(

@@ -8,23 +8,22 @@ from collections.abc import Collection, Iterator, Sequence
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
-from leakaudit.judging.papers import (  # noqa: F401 - they register the functions of their claims
-    defences,
-    dkm,
-    dpnorm,
-    ecl,
-    others,
-    pdmm,
-    recal,
-    secured,
-    tabletwo,
-)
+from leakaudit.judging.papers.dp_dkm import claims as _dkm  # noqa: F401 - these register the
+from leakaudit.judging.papers.dp_norm import claims as _norm  # noqa: F401 - functions of claims
+from leakaudit.judging.papers.dp_norm import ecl as _ecl  # noqa: F401
+from leakaudit.judging.papers.dp_norm import table2 as _table2  # noqa: F401
+from leakaudit.judging.papers.dp_recal import claims as _recal  # noqa: F401
+from leakaudit.judging.papers.other import claims as _other  # noqa: F401
+from leakaudit.judging.papers.pdmm_thesis import claims as _thesis  # noqa: F401
+from leakaudit.judging.papers.pdmm_thesis import defences as _defences  # noqa: F401
 from leakaudit.judging.papers.row import (
+    PAPERS,
     JudgedClaim,
     Judgement,
     PublishedClaim,
     published,
 )
+from leakaudit.judging.papers.secured_fl import claims as _secured  # noqa: F401
 
 __all__ = [
     "PAPERS",
@@ -36,8 +35,6 @@ __all__ = [
     "select",
 ]
 
-# In the file they are grouped by paper.
-PAPERS = tuple(dict.fromkeys(row.paper for row in published()))
 ROWS = tuple(sorted(published(), key=lambda row: row.number))
 # Earlier versions used these numbers for the papers; they are still accepted.
 NUMBERS = {

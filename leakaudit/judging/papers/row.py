@@ -11,8 +11,9 @@ from typing import TypeAlias
 from leakaudit.core.trace import Json
 from leakaudit.core.verdict import Verdict
 
-CLAIMS = Path(__file__).with_name("claims.toml")
-
+HERE = Path(__file__).parent
+PAPERS = ("dp-norm", "dp-recal", "dp-dkm", "secured-fl", "pdmm-thesis", "other")
+CLAIMS = "claims.toml"
 
 # How a claim is known -> the sentence that a reader sees.
 QUALITIES = {
@@ -77,12 +78,19 @@ class PublishedClaim:
 
 
 def published() -> Iterator[PublishedClaim]:
-    """Yield the claims of ``claims.toml``; the modules of their functions must be imported."""
-    for entry in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
-        assert entry["quality"] in QUALITIES, entry["quality"]
-        entry["quotes"] = tuple(entry.get("quotes", ()))
-        entry["assumes"] = tuple(entry["assumes"])
-        yield PublishedClaim(judge=_JUDGES[entry["number"]], **entry)
+    """Yield the claims of all papers; the modules of their functions must be imported."""
+    for paper in PAPERS:
+        text = (folder(paper) / CLAIMS).read_text(encoding="utf-8")
+        for entry in tomllib.loads(text)["claim"]:
+            assert entry["quality"] in QUALITIES, entry["quality"]
+            entry["quotes"] = tuple(entry.get("quotes", ()))
+            entry["assumes"] = tuple(entry["assumes"])
+            yield PublishedClaim(judge=_JUDGES[entry["number"]], paper=paper, **entry)
+
+
+def folder(paper: str) -> Path:
+    """Return the folder of a paper: its claims, and its items."""
+    return HERE / paper.replace("-", "_")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
@@ -16,6 +15,7 @@ from leakaudit.reporting.results.audit_names import LIKELIHOOD
 from leakaudit.reporting.results.model import (
     AuditPart,
     AuditRecord,
+    CeilingEntry,
     CurvePoint,
     NumberColumn,
     Statistics,
@@ -28,6 +28,12 @@ from leakaudit.reporting.results.model import (
 STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 MEDIANS = "median, with the range of the medians of the runs"
 BLIND = "blind guess: the mean of the other records"
+# What is reached without a view, and what the bound of a view allows, by probability.
+ALLOWED = {
+    None: BLIND,
+    0.5: "allowed by the view bound with probability 0.5",
+    0.95: "allowed by the view bound with probability 0.95",
+}
 RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 
@@ -64,7 +70,7 @@ def looks(audit: AuditPart) -> dict[str, plots.LineLook]:
     for one in audit.verdicts:
         if one.promise:
             limit = plots.LIMIT_BY_CLAIM
-            if one.promise.mu is not None:
+            if one.promise.of_view:
                 limit = plots.LIMIT_BY_VIEW
             known[one.promise.name] = limit
     attacks = dict.fromkeys(curve.attack for curve in audit.curves)
@@ -73,7 +79,8 @@ def looks(audit: AuditPart) -> dict[str, plots.LineLook]:
             attacks[one.attack] = None
     if LIKELIHOOD in attacks:
         known[LIKELIHOOD] = plots.LIKELIHOOD
-    return {**plots.looks_of(attacks, known), BLIND: plots.BLIND_GUESS}
+    limits = (plots.BLIND_GUESS, plots.LIMIT_BY_VIEW, plots.LIMIT_RARELY)
+    return {**plots.looks_of(attacks, known), **dict(zip(ALLOWED.values(), limits, strict=True))}
 
 
 def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
@@ -107,8 +114,8 @@ def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plo
         for attack in dict.fromkeys(curve.attack for curve in mine):
             own = [c for c in mine if c.attack == attack]
             lines += _lines(record, attack, own, one, points)
-        if lines and one.key == "psnr":
-            lines += _blind(record, points, who)
+        if lines:
+            lines += _allowed(record.audit, points, who, one)
         if lines:
             log = one.is_power
             low = None if log else 0.0
@@ -117,18 +124,21 @@ def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plo
     return panels
 
 
-def _blind(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.PlotLine]:
-    """The PSNR of blind guesses, the mean of all other records: the median over the findings."""
-    guesses: dict[float, list[float]] = {}
-    for one in record.findings:
-        cell = given(one.cell, None)
-        blind = None if one.scores is None else given(one.scores.blind_psnr, None)
-        if one.adversary == who and cell is not None and blind is not None:
-            guesses.setdefault(epsilon_order(cell.epsilon), []).append(blind)
-    if not guesses:
+def _allowed(
+    audit: AuditPart, points: Sequence[float], who: str, one: Quantity
+) -> list[plots.PlotLine]:
+    """The PSNR or SSIM of a blind guess, and those that a view bound allows."""
+    if one.key not in CeilingEntry.__struct_fields__:
         return []
-    values = [median(guesses[point]) if point in guesses else None for point in points]
-    return [plots.PlotLine(BLIND, "blind", values)]
+    lines = []
+    mine = [each for each in given(audit.ceilings, ()) if each.adversary == who]
+    for chance, name in ALLOWED.items():
+        at = {epsilon_order(c.epsilon): getattr(c, one.key) for c in mine if c.chance == chance}
+        values = [at.get(point) for point in points]
+        if any(value is not None for value in values):
+            style = "blind" if chance is None else "ceiling"
+            lines.append(plots.PlotLine(name, style, values))
+    return lines
 
 
 def _lines(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 # Styles that are drawn without a text in the legend.
-ALWAYS = ("ceiling", "level", "rate", "blind", "run")
+ALWAYS = ("ceiling", "level", "rate", "seeds", "blind", "run")
 # Sizes in mm; all of them are choices.
 SCREEN = 80.0  # width of a panel of a figure for a screen
 HIGH = 40.0
@@ -219,7 +219,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         plots.say_instead(place, ": ".join(filter(None, (title, panel.empty))))
         return
     count = max(len(line.values) for line in shown.values())
-    scale = _Scale.of(panel.points, count, panel.numeric)
+    scale = _Scale.of(panel.points, panel.at or range(count), panel.numeric)
     dodged = [line.name for line in shown.values() if any(line.intervals)]
     for gid, line in shown.items():
         look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
@@ -287,10 +287,10 @@ class _Scale:
     joined: tuple[bool, ...]  # for each point, whether a line may join it to the next one
 
     @classmethod
-    def of(cls, points: Sequence[str], count: int, numeric: bool) -> _Scale:
-        """Choose the scale of some points; without names, they are the integers from 0."""
+    def of(cls, points: Sequence[str], at: Sequence[float], numeric: bool) -> _Scale:
+        """Choose the scale of some points; without names, they lie at some numbers."""
         if not points:
-            return cls(tuple(map(float, range(count))), (), (True,) * count)
+            return cls(tuple(map(float, at)), (), (True,) * len(at))
         numbers = [_parsed(point) if numeric else math.nan for point in points]
         inside = [v for v in numbers if 0 < v < math.inf]
         ordered = all(a < b for a, b in pairwise(numbers))
@@ -353,7 +353,7 @@ def _horizontal(place: Axes, panel: plots.Panel, scale: _Scale, wide: float) -> 
 
     if not panel.points:
         place.xaxis.set_major_locator(
-            ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND, integer=True)
+            ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND, integer=not panel.at)
         )
         return
     left, right = scale.limits

@@ -122,6 +122,7 @@ class LineLook(NamedTuple):
 
 # Lines with these meanings have the same colour in every figure.
 LIMIT_BY_VIEW = LineLook(COLOURS[2], "^", 2)
+LIMIT_RARELY = LineLook(COLOURS[3], "<", 2)
 LIMIT_BY_CLAIM = LineLook(COLOURS[4], "v", 3)
 LIKELIHOOD = LineLook(COLOURS[6], "P", 4)
 BLIND_GUESS = LineLook(COLOURS[7], "X", 5)
@@ -131,6 +132,7 @@ STYLES = {
     "best": _Style(0.6),
     "mean": _Style(0.6, (4, 3)),
     "rate": _Style(1.2, marked=True),
+    "seeds": _Style(1.2, marked=True),  # mean over seeds
     "ceiling": _Style(1.2, (3, 3)),
     "blind": _Style(0.6, (1, 2)),
     "run": _Style(1.0, marked=True, sparse=True),
@@ -166,6 +168,8 @@ class Panel:
     # whether these names are numbers, in whose distances they are drawn; otherwise they are words,
     # such as the hash of a commit, and are evenly spaced
     numeric: bool = False
+    # numbers at which positions without names lie, in increasing order; empty for 0, 1, ...
+    at: tuple[float, ...] = ()
     # value that the vertical axis must include at its lower end; None to fit the values
     low: float | None = None
     high: float | None = None  # the same for the upper end

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
 from leakaudit.reporting.figures.curves import CurveFigure
 from leakaudit.reporting.figures.plots import Panel, PlotLine
 from leakaudit.reporting.findings import flat
-from leakaudit.reporting.findings.wording import axis_value
+from leakaudit.reporting.findings.wording import axis_value, is_attacked
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.model import (
     Free,
@@ -24,15 +24,20 @@ from leakaudit.reporting.results.model import (
     SweepPoint,
     SweptCell,
     curves_of,
+    decoded,
+    given,
     statistics,
     swept,
+    trained_of,
 )
 
 ROWS = 12  # most rows of the figure; results.json has all rows
+ACROSS = 3  # panels side by side
 STYLES = {  # styles and their legend texts
     "median": "median of all records and seeds",
     "best": "best",
     "mean": "mean",
+    "seeds": "after the last round, with the 95 % interval of the mean over seeds (Student's t)",
 }
 MEDIANS = "median of all records, with the range of the medians of the seeds"
 RATES = "share, with its 95 % Clopper-Pearson interval (records counted as independent)"
@@ -45,7 +50,9 @@ def content(sweep: SweepPart) -> CurveFigure:
     names = list(dict.fromkeys(view.line(point) for point in sweep.points))
     drawn: list[plots.Row] = []
     for title, group in list(rows.items())[:ROWS]:
-        drawn.append((title, _panels(group, view, names, float(sweep.psnr))))
+        panels = _panels(group, view, names, float(sweep.psnr))
+        for start in range(0, len(panels), ACROSS):
+            drawn.append((title if start == 0 else "", panels[start : start + ACROSS]))
     if not drawn:
         drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     legend = {name: name for name in names[: len(plots.COLOURS)]}
@@ -181,7 +188,8 @@ def _panels(
     for point in group:
         own[view.line(point)].append(point)
     found = []
-    for one in curves_of(group):
+    attacked = any(map(is_attacked, group))
+    for one in curves_of(group) if attacked else ():
         lines = []
         for name, mine in own.items():
             lines += _quality(mine, view, name, one)
@@ -189,8 +197,30 @@ def _panels(
     shares = []
     for name, mine in own.items():
         shares += _shares(mine, view, name)
-    found.append(_panel(f"recovered: {psnr:g} dB or more", shares, view, 1.0))
+    if attacked:
+        found.append(_panel(f"recovered: {psnr:g} dB or more", shares, view, 1.0))
+    for quantity in trained_of(group):
+        lines = []
+        for name, mine in own.items():
+            lines += _training(mine, view, name, quantity)
+        panel = _panel(quantity.replace("_", " "), lines, view, None)
+        found.append(replace(panel, low=None, log=None))
     return found
+
+
+def _training(mine: Sequence[SweepPoint], view: _View, name: str, quantity: str) -> list[PlotLine]:
+    """Return the line of a quantity after the last round, with the intervals of its means."""
+    means: list[float | None] = []
+    bars: list[intervals.Interval | None] = []
+    for point in _places(mine, view):
+        values = None if point is None else given(point.trained, {}).get(quantity)
+        means.append(None if values is None else decoded(values.mean))
+        low = None if values is None else decoded(values.low)
+        high = None if values is None else decoded(values.high)
+        bars.append(None if low is None or high is None else (low, high))
+    if mine and not view.varies(mine[0]):
+        return _level(name, len(means), means)
+    return [PlotLine(name, "seeds", means, bars)]
 
 
 def _panel(

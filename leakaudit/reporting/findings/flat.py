@@ -33,6 +33,7 @@ from leakaudit.reporting.results.model import (
     SweepPart,
     SweepRecord,
     SweptCell,
+    TrainedStatistics,
     decoded,
     fitted,
     given,
@@ -53,7 +54,7 @@ Row: TypeAlias = dict[str, Cell]
 
 NAMES = {  # tables of each kind of record, the default first
     "attack": ("findings",),
-    "audit": ("verdicts", "curves", "views", "findings"),
+    "audit": ("verdicts", "curves", "ceilings", "views", "findings"),
     "check": ("rules", "measures"),
     "sweep": ("points", "cells"),
 }
@@ -86,7 +87,12 @@ def table(record: Record, name: str | None = None) -> FlatTable:
     if isinstance(record, SweepRecord):
         return _of_cells(record.sweep) if chosen == "cells" else _of_points(record.sweep)
     if isinstance(record, AuditRecord) and chosen != "findings":
-        made = {"verdicts": _of_verdicts, "curves": _of_curves, "views": _of_views}
+        made = {
+            "verdicts": _of_verdicts,
+            "curves": _of_curves,
+            "ceilings": _of_ceilings,
+            "views": _of_views,
+        }
         return made[chosen](record.audit)
     return of_findings(record.findings)
 
@@ -240,6 +246,12 @@ def _of_curves(audit: AuditPart) -> FlatTable:
     return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
 
 
+def _of_ceilings(audit: AuditPart) -> FlatTable:
+    columns = ("epsilon", "adversary", "chance", "psnr", "ssim")
+    rows = [_picked(one, *columns) for one in given(audit.ceilings, ())]
+    return of_rows("ceilings", rows, columns)
+
+
 def _of_views(audit: AuditPart) -> FlatTable:
     rows: list[Row] = []
     for point in audit.grid:
@@ -315,6 +327,7 @@ def _of_measures(gate: GatePart) -> FlatTable:
 def _of_points(sweep: SweepPart) -> FlatTable:
     runs = runs_of(sweep)
     rows: list[Row] = []
+    every_trained = dict.fromkeys(n for p in sweep.points for n in given(p.trained, {}))
     for point in sweep.points:
         cells = runs.get(place(point.adversary, point.attack, point.at), ())
         between = intervals.of_rate(point.recovered, point.records) if point.cells > 1 else None
@@ -336,12 +349,23 @@ def _of_points(sweep: SweepPart) -> FlatTable:
             if counted[f"{name}_median"] is not None:
                 between = intervals.of_seeds(values)
             counted.update(_ends(f"{name}_median", between))
+        for name in every_trained:
+            counted.update(_trained(name, given(point.trained, {}).get(name)))
         rows.append({**_axes(sweep, point.at, counted), **counted})
     return of_rows("points", rows, (*sweep.axes, "attack", "adversary"))
 
 
+def _trained(name: str, values: TrainedStatistics | None) -> Row:
+    """Return the cells of a quantity of the training: its mean, and the ends of the interval."""
+    if values is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    ends = {f"{name}_low": decoded(values.low), f"{name}_high": decoded(values.high)}
+    return {name: decoded(values.mean), **ends}
+
+
 def _of_cells(sweep: SweepPart) -> FlatTable:
     rows: list[Row] = []
+    every_trained = dict.fromkeys(n for c in sweep.cells for n in given(c.trained, {}))
     for cell in sweep.cells:
         held = cell.columns
         counted: Row = {
@@ -353,6 +377,8 @@ def _of_cells(sweep: SweepPart) -> FlatTable:
         for one in shown(Place.CURVE):
             values = swept(held, one) if given(held.returned, 0) else ()
             counted.update(_statistics(one.key, summary(values, one)))
+        for name in every_trained:
+            counted[name] = decoded(given(cell.trained, {}).get(name))
         counted["reason"] = cell.says
         rows.append({**_axes(sweep, cell.at, counted), **counted})
     return of_rows("cells", rows, (*sweep.axes, "attack", "adversary", "seed", "status"))

@@ -16,7 +16,6 @@ from leakaudit.reporting.findings.wording import (
     CUT_SHORT,
     PASS,
     UNDECIDED,
-    count_verdicts,
     figure,
     measured,
     point_of,
@@ -24,6 +23,7 @@ from leakaudit.reporting.findings.wording import (
     significant,
     test_words,
     verdict_counts,
+    worst_leak,
     worst_verdict,
 )
 from leakaudit.reporting.findings.worst_case import (
@@ -265,27 +265,35 @@ def _advice_without_leak(record: RunRecord) -> list[Advice]:
 
 
 def _audit(record: AuditRecord) -> Overview:
-    verdicts = record.audit.verdicts
-    one = worst_verdict(verdicts)
-    level = grading.most_severe(grading.VERDICTS[each.verdict] for each in verdicts)
-    badge = next((kind.words for kind in count_verdicts(verdicts)), "Nothing tested")
-    if not record.complete:
-        badge = f"{badge}, incomplete"
+    one = worst_verdict(record.audit.verdicts)
     if one is None:
         return Overview(
-            _topic("Audit of", record), "Nothing was tested.", FAILURE, level, badge, (), ()
+            _topic("Audit of", record),
+            "Nothing was tested.",
+            FAILURE,
+            "note",
+            "Nothing tested",
+            (),
+            (),
         )
+    leak = worst_leak(record.findings, record.trace.shape)
+    level = grading.VERDICTS[one.verdict]
+    if leak.finding is not None:
+        level = grading.most_severe([level, "warning"])
+    badge = Verdict[one.verdict].words
+    if not record.complete:
+        badge = f"{badge}, incomplete"
     place = f"At {point_of(one.epsilon)}, node {one.node} and {whom(one.adversary)}"
     return Overview(
         topic=_topic("Audit of", record),
-        says=f"{_AUDITED[Verdict[one.verdict]]}.",
+        says=f"{_AUDITED[Verdict[one.verdict]]}. {leak.says}".strip(),
         certainty=f"{place}: {one.says}. {_audit_certainty(record, one)}",
         level=level,
         badge=badge,
         facts=_audit_facts(record, one),
         advice=tuple(_audit_advice(one))[:MOST],
         adversary=one.adversary,
-        finding=_shown_by(record, one),
+        finding=leak.finding or _shown_by(record, one),
     )
 
 

@@ -363,6 +363,7 @@ class _Redactor:
             audit,
             grid=tuple(grid),
             curves=tuple(map(self.renamed, audit.curves)),
+            ceilings=tuple(map(self.renamed, given(audit.ceilings, ()))),
             verdicts=_by_node(map(self.verdict, audit.verdicts)),
             figure=None,
         )

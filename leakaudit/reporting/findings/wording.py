@@ -27,8 +27,14 @@ from leakaudit.reporting.findings.measured import (
     values,
     with_missed,
 )
-from leakaudit.reporting.findings.worst_case import FAILURE, who, whom, worst_case
-from leakaudit.reporting.results.audit_names import VIEW
+from leakaudit.reporting.findings.worst_case import (
+    FAILURE,
+    RECOVERED,
+    who,
+    whom,
+    worst_case,
+)
+from leakaudit.reporting.results.audit_names import SENSITIVITY, VIEW
 from leakaudit.reporting.results.model import (
     NO_SCORES,
     AuditRecord,
@@ -174,7 +180,8 @@ def clean(text: object) -> str:
 def headline(record: RunRecord) -> str:
     """Summarise a record in one sentence, the worst case first."""
     if isinstance(record, AuditRecord):
-        return audit_headline(record.audit.verdicts, record.complete)
+        leak = worst_leak(record.findings, record.trace.shape)
+        return audit_headline(record.audit.verdicts, leak, record.complete)
     if isinstance(record, CheckRecord):
         seeds = record.provenance.seeds.get("count", 0)
         return gate_headline(record.gate, record.complete, seeds)
@@ -211,17 +218,18 @@ def summary(
     return f"{worst} {more}"
 
 
-def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
-    """Return the headline of an audit."""
+def audit_headline(verdicts: Sequence[VerdictEntry], leak: WorstLeak, complete: bool) -> str:
+    """Return the headline of an audit: the claim first, then the worst leak."""
     rest = [verdict_counts(verdicts) or "nothing was tested"]
     if not complete:
         rest.append("the run was interrupted and is incomplete")
     worst = worst_verdict(verdicts)
-    if worst is None:
-        return f"{'; '.join(rest)}. {NO_PROOF}"
-    where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
-    first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
-    return f"{first}; {'; '.join(rest)}. {NO_PROOF}"
+    first = ""
+    if worst is not None:
+        where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
+        first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}. "
+    counts = f"{_capital('; '.join(rest))}. {NO_PROOF}"
+    return f"{first}{clean(leak.says)} {counts}" if leak.says else f"{first}{counts}"
 
 
 def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
@@ -237,16 +245,41 @@ def verdict_counts(verdicts: Iterable[VerdictEntry]) -> str:
 
 
 def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """Return the first of the most severe verdicts."""
-    telling = []
-    for one in verdicts:
-        if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
-            telling.append(one)
+    """Return the first of the most severe verdicts; a test without power is none of them.
+
+    An inconclusive one counts if the view itself has no bound, or if there is no other.
+    """
+    telling = [one for one in verdicts if one.verdict != "INCONCLUSIVE" or one.test == VIEW]
+    telling.sort(key=lambda one: one.test == SENSITIVITY)  # a claim comes before its assumptions
     for verdict in VERDICT_ORDER:
         for one in telling or verdicts:
             if one.verdict == verdict.name:
                 return one
     return None
+
+
+@dataclass(frozen=True)
+class WorstLeak:
+    """What attacks recovered in an audit at the smallest epsilon at which they recovered inputs."""
+
+    says: str  # in one sentence; empty if no attack returned anything
+    finding: Finding | None = None  # the one that shows it best; None if nothing was recovered
+
+
+def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> WorstLeak:
+    """Describe what attacks recovered in an audit."""
+    at: dict[float, list[Finding]] = {}
+    for one in findings:
+        cell = given(one.cell, None)
+        if cell is not None:
+            at.setdefault(epsilon_order(cell.epsilon), []).append(one)
+    for _, some in sorted(at.items()):
+        case = worst_case(some, (), shape)
+        if case.outcome in RECOVERED and case.finding is not None:
+            cell = given(case.finding.cell, None)
+            place = point_of(None if cell is None else cell.epsilon)
+            return WorstLeak(f"{_capital(place)}: {case.says}", case.finding)
+    return WorstLeak("No attack recovered an input at any epsilon." if findings else "")
 
 
 def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
@@ -303,7 +336,14 @@ def _two(worst: str, count: str) -> str:
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
     """Summarise what a sweep found, the worst case first."""
     said = sweep_says(worst_setting(points))
+    if points and not any(map(is_attacked, points)):
+        return f"{said} Cells: {sweep_counts(cells, missing)}."
     return f"{said} Cells: {sweep_counts(cells, missing)}. {FAILURE}"
+
+
+def is_attacked(point: SweepPoint) -> bool:
+    """Return whether a setting was attacked, and not only trained."""
+    return point.attack != "none"
 
 
 def worst_setting(points: Sequence[SweepPoint]) -> SweepPoint | None:
@@ -315,6 +355,8 @@ def sweep_says(worst: SweepPoint | None) -> str:
     """Describe in one sentence what was recovered at the worst setting of a sweep."""
     if worst is None:
         return "No setting has a result."
+    if not is_attacked(worst):
+        return "Every setting was trained, and none attacked."
     if not worst.recovered:
         return f"{who(worst.adversary)} recovered no training record at any setting."
     place = ", ".join(f"{axis} = {axis_value(value)}" for axis, value in worst.at.items())

@@ -81,6 +81,12 @@ class WorstOutcome(Enum):
     NOT_EXAMINED = "Nothing examined"
 
 
+# Those in which inputs can be seen.
+RECOVERED = frozenset(
+    {WorstOutcome.EXACT, WorstOutcome.INTERVAL, WorstOutcome.CLOSE, WorstOutcome.RECOGNISABLE}
+)
+
+
 @dataclass(frozen=True)
 class WorstCase:
     """The worst case of an attack."""

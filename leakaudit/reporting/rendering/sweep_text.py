@@ -8,7 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from leakaudit.core.quantities import Data, Place, Quantity, shown
-from leakaudit.reporting.findings.wording import REFUSED, axis_value, clean, refusal
+from leakaudit.reporting.findings.wording import (
+    REFUSED,
+    axis_value,
+    clean,
+    is_attacked,
+    refusal,
+)
 from leakaudit.reporting.rendering import markdown as md
 from leakaudit.reporting.rendering import tables
 from leakaudit.reporting.results.model import (
@@ -16,14 +22,17 @@ from leakaudit.reporting.results.model import (
     SweepPoint,
     SweepRecord,
     curves_of,
+    decoded,
     given,
     statistics,
+    trained_of,
 )
 
 # Columns that a narrow terminal omits.
 SPARE = ["cells", "refused", "records"]
 for _one in shown(Place.CURVE, data=Data.IMAGES):
     SPARE += [f"{_one.words} best"] * _one.spare + [f"{_one.words} median"]
+LAST = " (last)"  # end of the heading of a quantity of the training
 COUNTS = ("cells", "refused", "records", "recovered", "exact", "labels")
 SHOWN = 200  # most rows in a terminal; report.md has all rows
 
@@ -36,7 +45,9 @@ def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
         right = is_number(heading)
         columns.append(tables.Column(clean(heading), right=right, spare=heading in SPARE))
     shown = tables.table(columns, rows[:SHOWN], width)
-    below = [Text(REFUSED, style="dim")]
+    below = []
+    if any(map(is_attacked, record.sweep.points)):
+        below.append(Text(REFUSED, style="dim"))
     if len(rows) > SHOWN:
         below.append(Text(f"{len(rows) - SHOWN} more rows are in report.md"))
     below += map(Text, troubles(record.sweep))
@@ -50,7 +61,9 @@ def markdown(record: SweepRecord) -> str:
     parts = ["# Sweep", f"**{md.escape(record.summary)}**"]
     if sweep.figure is not None:
         parts.append(f"![{md.escape(sweep.across)}]({sweep.figure})")
-    parts += [md.table(list(map(md.escape, headings)), rows), md.escape(REFUSED)]
+    parts.append(md.table(list(map(md.escape, headings)), rows))
+    if any(map(is_attacked, sweep.points)):
+        parts.append(md.escape(REFUSED))
     wrong = troubles(sweep)
     if wrong:
         parts += ["## Failures and refusals", md.items(wrong)]
@@ -61,29 +74,35 @@ def markdown(record: SweepRecord) -> str:
 
 def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
     """Return a row per point: PSNR and SSIM of images, relative errors of other data."""
-    quantities = curves_of(sweep.points)
+    attacked = any(map(is_attacked, sweep.points)) or not sweep.points
+    quantities = curves_of(sweep.points) if attacked else ()
+    trained = trained_of(sweep.points)
     many = len({point.adversary for point in sweep.points}) > 1
-    headings = [*sweep.axes, "attack"]
+    headings = [*sweep.axes, *(["attack"] if attacked else [])]
     if many:
         headings.append("adversary")
-    headings += COUNTS
+    headings += COUNTS if attacked else COUNTS[:1]
     for one in quantities:
         headings += [f"{one.words} best", f"{one.words} median"]
+    headings += [f"{name.replace('_', ' ')}{LAST}" for name in trained]
     rows = []
     for point in sweep.points:
-        cells = [*_place(sweep, point), point.attack]
+        cells = _place(sweep, point)
+        if attacked:
+            cells.append(point.attack)
         if many:
             cells.append(point.adversary)
-        cells += _counts(point)
+        cells += _counts(point) if attacked else [str(point.cells)]
         for one in quantities:
             cells += _statistics(point, one)
+        cells += [_trained(point, name) for name in trained]
         rows.append(list(map(clean, cells)))
     return headings, rows
 
 
 def is_number(heading: str) -> bool:
     """Return whether a column of `table` has numbers."""
-    return heading in COUNTS or heading.endswith(("best", "median"))
+    return heading in COUNTS or heading.endswith(("best", "median", LAST))
 
 
 def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
@@ -116,6 +135,16 @@ def _statistics(point: SweepPoint, one: Quantity) -> tuple[str, str]:
         return "-", "-"
     form = one.coarse or one.form
     return f"{values.best:{form}}", f"{values.median:{form}}"
+
+
+def _trained(point: SweepPoint, name: str) -> str:
+    values = given(point.trained, {}).get(name)
+    if values is None or decoded(values.mean) is None:
+        return "-"
+    said = f"{decoded(values.mean):.4g}"
+    if values.low is None:
+        return said
+    return f"{said} [{decoded(values.low):.4g}, {decoded(values.high):.4g}]"
 
 
 def troubles(sweep: SweepPart) -> list[str]:

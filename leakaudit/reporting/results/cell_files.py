@@ -51,6 +51,9 @@ class CellConfig(_Stored, frozen=True, kw_only=True):
     epsilon: NoiseConfig | None  # how the noise is set, None for the scenario's own constants
     nodes: tuple[int, ...]  # nodes to attack, empty for all
     gradients: int  # largest number of gradients of a leak
+    # whether the worst view is bounded; omitted if it is not, so that cells of earlier sweeps are
+    # found again
+    bounds: bool | UnsetType = UNSET
     device: str  # device on which the cell is computed
 
 
@@ -70,6 +73,16 @@ class CellFinding(_Stored, frozen=True, kw_only=True):
     note: str
 
 
+class CellBound(_Stored, frozen=True, kw_only=True):
+    """The bound of the worst view of a cell, over its nodes and adversaries."""
+
+    epsilon: Extended  # of a record at `delta`; None if a view has no bound
+    claimed: Extended  # what the protocol claims for its constants, None if it claims nothing
+    delta: Number
+    holds: str  # a `leakaudit.core.verdict.Holds`
+    why: str  # why there is no bound, or what contradicts its assumptions; may be empty
+
+
 class CellResult(_Stored, frozen=True, kw_only=True):
     """The result of one cell, or why it has none."""
 
@@ -83,6 +96,10 @@ class CellResult(_Stored, frozen=True, kw_only=True):
     # entry were written by an earlier version, and their cells are run again.
     refused: tuple[Scores, ...]
     reasons: dict[str, str]  # why there is no reconstruction, by node
+    # values after rounds 0, 1, ... by quantity, None if a round has none; absent if the scenario
+    # keeps no curves, and in the files of earlier versions
+    curves: Mapping[str, tuple[Extended, ...]] | UnsetType = UNSET
+    bound: CellBound | UnsetType = UNSET  # absent unless the plan asks for bounds
     # digest of the cell's name and all other entries, which tells whether a file was changed or
     # renamed
     sha256: str = ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
 Interval = tuple[float, float]  # lower and upper end
 
-LEVEL = 0.95  # confidence of the intervals of rates
+LEVEL = 0.95  # confidence of the intervals of rates and means
 
 
 def of_rate(hits: int, trials: int) -> Interval | None:
@@ -26,3 +27,27 @@ def of_seeds(runs: Iterable[Sequence[float]]) -> Interval | None:
     if len(medians) < 2:
         return None
     return min(medians), max(medians)
+
+
+def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
+    """Return the mean of at least one value and its interval.
+
+    If a value is infinite, the interval is the range of all; the mean is NaN unless all are equal.
+    """
+    if all(map(math.isfinite, values)):
+        return math.fsum(values) / len(values), of_mean(values)
+    middle = values[0] if len({*values}) == 1 else math.nan
+    return middle, (min(values), max(values))
+
+
+def of_mean(values: Sequence[float]) -> Interval | None:
+    """Return the interval of the mean of normal values by Student's t; None for a single one."""
+    count = len(values)
+    if count < 2:
+        return None
+    from scipy.special import stdtrit  # slow to import
+
+    middle = math.fsum(values) / count
+    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (count - 1))
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * spread / math.sqrt(count)
+    return middle - half, middle + half

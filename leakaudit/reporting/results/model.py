@@ -34,6 +34,7 @@ from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Place, Quantity, add_columns, shown
 from leakaudit.core.verdict import Verdict
+from leakaudit.reporting.results.audit_names import OF_VIEW
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -525,6 +526,11 @@ class PromiseEntry(_Entry, frozen=True, kw_only=True):
     delta: Number
     mu: Number | None
 
+    @property
+    def of_view(self) -> bool:
+        """Whether it is a bound on the view, and not a claim."""
+        return self.mu is not None or self.name == OF_VIEW
+
 
 class VerdictEntry(_Entry, frozen=True, kw_only=True):
     """The result of one test of an audit.
@@ -665,6 +671,25 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
     add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
 
 
+class CeilingEntry(_Entry, frozen=True, kw_only=True):
+    """What the view bound of one record allows at one point of an audit's grid.
+
+    Attributes:
+        epsilon: The point.
+        adversary: Adversary whose views are bounded, by that of the worst node.
+        chance: Upper limit of the probability with which any attack exceeds the following numbers;
+            None for those of a blind guess, the mean of all other records.
+        psnr: PSNR in dB; 200, that of equal images, if nothing is excluded.
+        ssim: SSIM; None if it is not defined for these images.
+    """
+
+    epsilon: Extended
+    adversary: str
+    chance: Number | None
+    psnr: Number
+    ssim: Number | None
+
+
 class AuditPart(_Entry, frozen=True, kw_only=True):
     """The part of a record that is specific to an audit.
 
@@ -673,6 +698,8 @@ class AuditPart(_Entry, frozen=True, kw_only=True):
         delta: Delta of every epsilon.
         grid: The points.
         curves: The results of the attacks at these points.
+        ceilings: What blind guesses reach, and what the epsilon of each view allows; absent in
+            earlier records.
         verdicts: The results of the tests.
         figure: File of the figure.
     """
@@ -681,6 +708,7 @@ class AuditPart(_Entry, frozen=True, kw_only=True):
     delta: Number
     grid: tuple[AuditPoint, ...]
     curves: tuple[CurvePoint, ...]
+    ceilings: tuple[CeilingEntry, ...] | UnsetType = UNSET
     verdicts: tuple[VerdictEntry, ...]
     figure: FileName | None
 
@@ -861,6 +889,20 @@ class GatePart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
+class TrainedStatistics(_Entry, frozen=True, kw_only=True):
+    """A quantity of the training at one point of a sweep, over all seeds.
+
+    Attributes:
+        mean: Its mean.
+        low: Lower end of the 95 % interval of the mean by Student's t; None for a single seed.
+        high: Upper end.
+    """
+
+    mean: Extended
+    low: Extended
+    high: Extended
+
+
 class SweepPoint(_Entry, frozen=True, kw_only=True):
     """The results of one attack at one point of a sweep, over all seeds.
 
@@ -873,6 +915,7 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
         exact: Number of records recovered bit for bit.
         certified: Number of records certified exact.
         labels_found: Share of the labels found.
+        trained: Values after the last round by quantity, and bounds; absent without curves.
         {quantities}
     """
 
@@ -887,7 +930,16 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
     exact: int
     certified: int
     labels_found: Number | None
+    trained: Mapping[str, TrainedStatistics] | UnsetType = UNSET
     add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
+
+
+def trained_of(points: Sequence[SweepPoint]) -> tuple[str, ...]:
+    """Return the quantities of the training that tables and figures show of some points."""
+    found: dict[str, None] = {}
+    for point in points:
+        found.update(dict.fromkeys(given(point.trained, {})))
+    return tuple(name for name in found if not name.startswith("norm_"))
 
 
 def statistics(point: CurvePoint | SweepPoint, one: Quantity) -> Statistics | None:
@@ -973,6 +1025,7 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
         records: Number of true records.
         reasons: Why no leak is determined, by node.
         columns: The measurements.
+        trained: Values after the last round by quantity, and bounds; absent without curves.
     """
 
     key: Sha256
@@ -986,6 +1039,7 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
     records: int
     reasons: dict[str, str]
     columns: SweptColumns
+    trained: Mapping[str, Extended] | UnsetType = UNSET
 
 
 class SweepPart(_Entry, frozen=True, kw_only=True):

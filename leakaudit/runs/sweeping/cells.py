@@ -17,7 +17,7 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.results import provenance
 from leakaudit.reporting.results.cell_files import CellConfig, NoiseConfig
 from leakaudit.reporting.results.model import encoded, plain
-from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.plan import NO_ATTACK, SweepPlan
 
 MOST_CELLS = 50_000  # of one sweep, a choice: even a dry run takes some seconds for as many
 ADVICE = "; put a constant of a single victim into [sweep.set.VICTIM] or [sweep.over.VICTIM]"
@@ -30,8 +30,8 @@ class PlannedCell:
 
     plan: SweepPlan = field(repr=False)  # the sweep that it belongs to
     scenario: Scenario
-    adversary: str
-    attack: str  # name of the attack, or `auto`
+    adversary: str  # as for `attack --as`, or `none` without an attack
+    attack: str  # name of the attack, `auto`, or `none`: the cell only trains
     settings: Mapping[str, object]  # hyper-parameters of the attack
     # privacy parameter for which the noise is set, None for the scenario's own constants
     epsilon: float | None
@@ -47,6 +47,7 @@ class PlannedCell:
             epsilon=self._noise(),
             nodes=self.plan.nodes,
             gradients=self.plan.gradients,
+            bounds=self.plan.bounds or UNSET,
             device=self.plan.device,
         )
 
@@ -79,21 +80,23 @@ class PlannedCell:
     def words(self) -> str:
         """Its name for readers."""
         places = [f"{axis}={value}" for axis, value in self.at.items()]
+        if self.attack == NO_ATTACK:
+            return ", ".join([*places, self.scenario.victim, f"seed {self.scenario.seed}"])
         return ", ".join([*places, self.attack, f"seed {self.scenario.seed}", self.adversary])
 
 
 def expand(plan: SweepPlan) -> list[PlannedCell]:
     """Return all cells, seed by seed: an interrupted sweep has covered the whole grid."""
     made: list[PlannedCell] = []
-    for who in plan.adversaries:
-        for attack in plan.attacks:
-            for point in _points(plan, attack):
-                if (len(made) + 1) * len(plan.seeds) > MOST_CELLS:
-                    raise LeakauditError(
-                        f"sweep: expected at most {MOST_CELLS} cells, got more from "
-                        f"{len(plan.seeds)} seeds and the values of the axes; split the sweep"
-                    )
-                made.append(_cell(plan, who, attack, point))
+    attacked = tuple(product(plan.adversaries, plan.attacks))
+    for who, attack in attacked or ((NO_ATTACK, NO_ATTACK),):
+        for point in _points(plan, attack):
+            if (len(made) + 1) * len(plan.seeds) > MOST_CELLS:
+                raise LeakauditError(
+                    f"sweep: expected at most {MOST_CELLS} cells, got more from "
+                    f"{len(plan.seeds)} seeds and the values of the axes; split the sweep"
+                )
+            made.append(_cell(plan, who, attack, point))
     cells = []
     for seed in plan.seeds:
         for cell in made:
@@ -129,6 +132,9 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
     scenario = Scenario(**{**asdict(plan.scenario), **named, "set": constants})
     _, args = scenario.parts()
     check_settings(scenario, args, ADVICE)
+    epsilon = float(point["epsilon"]) if plan.epsilon else None
+    if attack == NO_ATTACK:
+        return PlannedCell(plan, scenario, who, attack, {}, epsilon, dict(point))
     _attackable(plan, scenario, who)
 
     settings = _settings_of(attack, plan, point)
@@ -139,7 +145,6 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
         )
     if attack != "auto":
         settings = registry.values(registry.configure(registry.get("attacks", attack), settings))
-    epsilon = float(point["epsilon"]) if plan.epsilon else None
     return PlannedCell(plan, scenario, who, attack, settings, epsilon, dict(point))
 
 

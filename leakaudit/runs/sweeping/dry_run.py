@@ -11,7 +11,7 @@ from leakaudit.core import registry
 from leakaudit.core.trace import Json
 from leakaudit.reporting.results.cell_files import DONE
 from leakaudit.runs.sweeping.cells import PlannedCell
-from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.plan import NO_ATTACK, SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, plan_of_first, remaining
 from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.traces.recorder import human
@@ -80,7 +80,7 @@ def _costs(
             if total is not None:
                 total += waiting[kind] * seconds
         cost = ""
-        if attack != "auto":
+        if attack not in ("auto", NO_ATTACK):
             cost = registry.get("attacks", attack).cost
         rows.append(
             {

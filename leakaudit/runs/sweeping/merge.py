@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from leakaudit._util import averages
 from leakaudit._util.files import replacing
@@ -17,10 +17,11 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, shown
 from leakaudit.reporting.figures import curves, plots, sweep_figure
 from leakaudit.reporting.findings.wording import sweep_headline
-from leakaudit.reporting.results import model, record_file
+from leakaudit.reporting.results import intervals, model, record_file
 from leakaudit.reporting.results.cell_files import DONE, CellFinding, CellResult
 from leakaudit.reporting.results.model import (
     Column,
+    Extended,
     Number,
     Scores,
     SweepPart,
@@ -28,6 +29,9 @@ from leakaudit.reporting.results.model import (
     SweepRecord,
     SweptCell,
     SweptColumns,
+    TrainedStatistics,
+    decoded,
+    encoded,
     given,
     summary,
     swept,
@@ -123,7 +127,20 @@ def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> Swept
         records=result.records,
         reasons=result.reasons,
         columns=columns(result.findings, result.records, psnr, result.refused),
+        trained=_trained(result),
     )
+
+
+def _trained(result: CellResult) -> dict[str, Extended] | UnsetType:
+    """Return the last value of every curve, and the bounds of the worst view."""
+    found: dict[str, Extended] = {}
+    for name, values in given(result.curves, {}).items():
+        if values:
+            found[name] = values[-1]
+    if not isinstance(result.bound, UnsetType):
+        found["exact_epsilon"] = result.bound.epsilon
+        found["claimed_epsilon"] = result.bound.claimed
+    return found or UNSET
 
 
 def beside(path: Path) -> Path:
@@ -235,8 +252,28 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         exact=sum(one.exact for one in held),
         certified=sum(one.certified for one in held),
         labels_found=averages.mean(labels) if labels else None,
+        trained=_over_seeds(group),
         **measured,
     )
+
+
+def _over_seeds(group: Sequence[SweptCell]) -> dict[str, TrainedStatistics] | UnsetType:
+    """Return the means of what was trained; a quantity that a seed lacks has none."""
+    columns: dict[str, list[float]] = {}
+    for cell in group:
+        for name, value in given(cell.trained, {}).items():
+            number = decoded(value)
+            if number is not None:
+                columns.setdefault(name, []).append(number)
+    found = {}
+    for name, values in columns.items():
+        if len(values) == len(group):
+            mean, interval = intervals.mean(values)
+            low, high = interval or (None, None)
+            found[name] = TrainedStatistics(
+                mean=encoded(mean), low=encoded(low), high=encoded(high)
+            )
+    return found or UNSET
 
 
 def across(plan: SweepPlan) -> str | None:

@@ -15,6 +15,8 @@ from leakaudit.core.trace import Setting
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols.scenario import Scenario
 
+NO_ATTACK = "none"  # the attack of a cell that only trains, and its adversary
+
 Values = Mapping[str, tuple[Setting, ...]]
 
 
@@ -34,7 +36,7 @@ class SweepPlan:
     """The grid of a sweep."""
 
     scenario: Scenario  # what all cells have in common
-    attacks: Words = ("auto",)  # names of attacks, or `auto`
+    attacks: Words = ("auto",)  # names of attacks, or `auto`; empty or `none` only trains
     adversaries: Words = ("eavesdropper",)  # as for `attack --as`
     seeds: tuple[int, ...] = (0,)  # seeds of the scenario and the attack
     # values of fields of the scenario, and of constants that every victim or the model has
@@ -55,14 +57,18 @@ class SweepPlan:
     gradients: int = 8  # largest number of gradients of a leak
     psnr: Number = 20.0  # PSNR in dB from which a record counts as recovered
     figure: str | None = None  # name of the axis of the figure, None to choose one automatically
+    bounds: bool = False  # whether the exact epsilon of the worst view of each cell is computed
     device: str = "cpu"  # device on which the cells are computed
 
     def __post_init__(self) -> None:
         """Validate everything that does not need data."""
-        if not self.attacks or not self.adversaries or not self.seeds:
-            raise config.InvalidValue(
-                "sweep", "expected at least one attack, one adversary and one seed"
-            )
+        if not self.adversaries or not self.seeds:
+            raise config.InvalidValue("sweep", "expected at least one adversary and one seed")
+        if self.attacks == (NO_ATTACK,):
+            object.__setattr__(self, "attacks", ())
+        if not (self.attacks or self.scenario.curves or self.bounds):
+            says = "expected an attack, or a scenario with curves = true, which is only trained"
+            raise config.InvalidValue("sweep", says, "attacks")
         for name in self.attacks:
             if name != "auto":
                 registry.get("attacks", name)

@@ -11,6 +11,7 @@ from leakaudit._util.jobs import WorkerDied
 from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, step
+from leakaudit.judging.auditing.planned import planned
 from leakaudit.protocols import recording
 from leakaudit.reporting.results.cell_files import DONE, FAILED, Status
 from leakaudit.reporting.results.model import SweepRecord
@@ -25,7 +26,8 @@ from leakaudit.runs.workers.executor import Executor
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Items = Sequence[tuple[str, PlannedCell]]
+# Cells to compute: where the result is stored, its name, and the cell.
+Tasks = Sequence[tuple[Store, str, PlannedCell]]
 
 
 def every_core() -> Executor:
@@ -110,7 +112,8 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
         todo = remaining(mine, known, options)
         swept = SweepOutcome(len(mine), len(mine) - len(todo))
         try:
-            _run(store, mine, todo, options)
+            job = [(store, key, cell) for key, cell in todo]
+            compute(job, len(mine), options)
         except KeyboardInterrupt:
             swept.interrupted = True
         ends = store.statuses(mine)
@@ -136,7 +139,7 @@ def remaining(
 def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
     """Plan the first cell, to fail early if data or model are not available."""
     first = next(iter(mine.values()))
-    return recording.plan(
+    return planned(
         first.scenario,
         data_root=options.data_root,
         download=options.download,
@@ -144,14 +147,14 @@ def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> record
     )
 
 
-def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
-    """Run cells; store results, timings and failures of processes that died."""
+def compute(todo: Tasks, total: int, options: SweepOptions) -> None:
+    """Run the remaining ones of some cells; store results, timings and failures of processes."""
     job = Job(options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
-    done = len(mine) - len(todo)
-    step("cells", done, len(mine))
-    for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
-        key, cell = todo[outcome.place]
+    done = total - len(todo)
+    step("cells", done, total)
+    for outcome in options.executor.completed(job, [cell for *_, cell in todo], expired):
+        store, key, cell = todo[outcome.place]
         if isinstance(outcome.error, WorkerDied):
             computed = died(cell, str(outcome.error))
         else:
@@ -161,7 +164,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
         status = computed.result.status
         store.timed(shard, key, computed.seconds, computed.cpu, status, outcome.worker)
         done += 1
-        step("cells", done, len(mine))
+        step("cells", done, total)
 
 
 def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:

@@ -57,9 +57,12 @@ def load(path: Path) -> SweepPlan:
         file.known(TABLES)
     if not isinstance(file.values.get("sweep"), dict):
         raise file.error("expected a table [sweep] that defines what varies", "sweep")
-    scenario = Scenario.of(
-        replace(file.without("sweep"), file=f"scenario {path}", name=f"scenario {path}")
-    )
+    return of(file, f"scenario {path}")
+
+
+def of(file: config.ConfigTable, name: str) -> SweepPlan:
+    """Return the plan of a file; errors in its scenario begin with a name."""
+    scenario = Scenario.of(replace(file.without("sweep"), file=name, name=name))
     return file.table("sweep").decode(WRITTEN, partial(_planned, scenario))
 
 

@@ -90,6 +90,38 @@ def kappa_packing(
     return min(1.0, guesses * float(mass.max()))
 
 
+def nearest(
+    guarantee: Guarantee, distances: ArrayLike, chance: float, guesses: int = 1, total: float = 0.0
+) -> float:
+    """Return the distance below which no adversary comes with probability `chance` or more.
+
+    The inverse of `kappa_packing`: any number below the result is a tolerance for which `success`
+    is below `chance`. 0 if the guarantee excludes no distance.
+
+    Args:
+        guarantee: As for `success`.
+        distances: (m, m) As for `kappa_packing`; the candidates are equally likely.
+        chance: Probability above 0, at most 1.
+        guesses: As for `kappa_packing`.
+        total: Number of candidates that the record may be; less than m if some are excluded, m by
+            default.
+    """
+    if not 0 < chance <= 1:
+        raise LeakauditError(f"expected a probability above 0, at most 1, got {chance}")
+    kappa_packing(distances, 0.0)  # it checks the distances
+    ordered = np.sort(np.asarray(distances, dtype=np.float64), axis=1)
+    share = guesses / (total or len(ordered))
+    low = 0  # candidates that one guess may hit without reaching the chance
+    high = len(ordered)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if success(guarantee, min(1.0, middle * share)) >= chance:
+            high = middle
+        else:
+            low = middle
+    return float(ordered[:, high - 1].min()) / 2
+
+
 def distances(candidates: ArrayLike) -> NDArray[np.float64]:
     """Return the root mean squared errors (m, m) between candidates.
 

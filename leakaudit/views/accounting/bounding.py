@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.protocols.declared import Protocol, played
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.traces import trace_file
+
+if TYPE_CHECKING:
+    from leakaudit.protocols.recording import Plan
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,13 @@ def protocol_of(
     source: Trace | Scenario | str | os.PathLike[str],
     data_root: Path | None = None,
     download: bool = False,
+    planned: Callable[..., Plan] | None = None,
 ) -> tuple[Protocol, int]:
-    """Return the protocol that a source declares."""
+    """Return the protocol that a source declares, and the number of its nodes with data.
+
+    Args:
+        planned: Plans a scenario; None for `recording.plan`, which searches no noise by views.
+    """
     if not isinstance(source, Trace | Scenario):
         path = Path(source)
         is_scenario = path.suffix == ".toml"
@@ -72,5 +81,5 @@ def protocol_of(
         return protocol, protocol.graph.nodes - protocol.victim.centralised
     from leakaudit.protocols import recording  # data sets and models, not needed for a trace
 
-    plan = recording.plan(source, data_root=data_root, download=download)
+    plan = (planned or recording.plan)(source, data_root=data_root, download=download)
     return plan.declared, plan.scenario.nodes

@@ -9,9 +9,10 @@ from functools import cached_property
 from leakaudit._util.plural import named
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.errors import NotDetermined, Unexplained
+from leakaudit.core.errors import LeakauditError, NotDetermined, Unexplained
 from leakaudit.core.trace import Graph, Trace
 from leakaudit.protocols.declared import DECLARED, protocol_of
+from leakaudit.protocols.dual_constants import ComputedConstants
 from leakaudit.theory.relations import Expression, Knowledge, Relations, Vector, determined, explain
 from leakaudit.theory.relations.account import unexplained, unheard_rounding
 from leakaudit.theory.relations.declare import outline
@@ -95,6 +96,14 @@ class Deduction:
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
         self._gap = gaps.limit(trace)
         trace = gaps.before(trace)
+        self.constants = _computed(trace, adversary)
+        if self.constants is not None:
+            values = self.constants.values
+            trace = replace(trace, params={**trace.params, **values})
+            knows = frozenset({*adversary.knows, *values})
+            if self.constants.scaled:
+                knows -= {"w0"}  # the models of the declaration have another scale
+            adversary = replace(adversary, knows=knows)
         self.trace = trace
         self.view = adversary.view(trace)
         self.fetch = recorded(self.view)
@@ -108,10 +117,30 @@ class Deduction:
         for name in registry.values(self._protocol.victim):
             hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
             if hidden and self._protocol.depends_on(name):
-                self.view.constant(name)  # raises an error with an explanation
+                self._require(name)
         if self._protocol.summed > 1:  # gradients of means are multiples of what is sent
             self.view.constant("samples")
         return base
+
+    def _require(self, name: str) -> None:
+        """Raise an error about a constant that is neither known nor computed."""
+        why = "" if self.constants is None else self.constants.why_not(name)
+        if why:
+            raise LeakauditError(
+                f"this adversary does not know {name!r}, and the messages do not tell: {why}; "
+                "to assume that it is known, add it to --knows"
+            )
+        self.view.constant(name)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the scale of the models is not known, or not the steps between them."""
+        return self.constants is not None and self.constants.scaled
+
+    @property
+    def rests_on(self) -> str:
+        """What is known of the constants that the adversary does not know, in words."""
+        return "" if self.constants is None else self.constants.sentence
 
     def _limit(self, knowledge: Knowledge) -> str:
         """Say why more may leak: messages are missing, or noise that the adversary's nodes hold."""
@@ -423,6 +452,18 @@ class Deduction:
             if vector.kind == "message" and not vector.secure:
                 ends.update((vector.owner or 0, *self._receivers(vector)))
         return sorted(ends - {node})
+
+
+def _computed(trace: Trace, adversary: Adversary) -> ComputedConstants | None:
+    """Return the unknown constants that the messages determine; None if all are known."""
+    if adversary.knows == "all":
+        return None
+    kind = registry.of_trace(trace.protocol, trace.provenance)
+    unknown = frozenset(registry.parameters(kind)) & trace.params.keys() - adversary.knows
+    if not unknown:
+        return None
+    found: ComputedConstants | None = kind.computed(adversary.view(trace), unknown)
+    return found
 
 
 def assumption(constants: str) -> str:

@@ -108,7 +108,7 @@ def _leak(
     declared = found.knowledge.declared
     columns = _gradients(rows)
     points = None
-    if view.columns == (0, view.layout.size):
+    if view.columns == (0, view.layout.size) and not deduction.scaled:
         points = _points(found.knowledge, columns.first)
     # One formula of least variance for each combination, then for each model that is not known.
     unknown = _unknown(found.knowledge, points or ())
@@ -139,7 +139,7 @@ def _leak(
         step=_step(found.knowledge, columns.places[0]),
         adversary=str(view.adversary),
         formula=text,
-        scope=found.scope,
+        scope="; ".join(filter(None, (found.scope, deduction.rests_on))),
         theta_rounds=torch.tensor(model_rounds),
     )
 
@@ -161,10 +161,13 @@ def minimum_variance(
     rounded = ours * np.linalg.norm(found.weights * size_of_each, axis=1)
     missed = found.miss * max(sizes.values(), default=0.0)
     applied = np.hypot(rounded, missed)
+    inexact = 0.0  # errors of computed constants act as further rounding of each term
+    if deduction.constants is not None:
+        inexact = deduction.constants.error / wire
     return replace(
         found,
-        std=np.hypot(found.std, applied),
-        noise=np.hstack([found.noise, np.diag(applied)]),
+        std=np.hypot(found.std, applied) * math.hypot(1, inexact),
+        noise=np.hstack([found.noise, np.diag(applied)]) * math.hypot(1, inexact),
     )
 
 

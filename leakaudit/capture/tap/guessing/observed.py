@@ -38,7 +38,6 @@ HOOKS = {  # operation in a log -> whose hook records it
 }
 _ByNeighbour = dict[int, list[LoggedMessage]]
 LONGEST = 500  # maximum number of tensors per message for which a period is searched
-
 LARGEST_RANK = 100_000  # of a log, whose numbers a stranger may have changed
 
 

@@ -1,0 +1,1 @@
+"""DP-Norm: its claims, and the plans of its figures, tables and theorems."""

@@ -1,0 +1,1 @@
+"""DP-RECAL: its claims, and the plans of its figures, tables and theorems."""

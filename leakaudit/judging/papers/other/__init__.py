@@ -1,0 +1,1 @@
+"""Claims of papers by other groups."""

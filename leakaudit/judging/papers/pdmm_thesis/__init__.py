@@ -1,0 +1,1 @@
+"""The PDMM thesis: its claims, and the plans of its figures, tables and theorems."""

@@ -1,0 +1,452 @@
+"""Our numbers beside the printed ones: rules, and the verdict, no stronger than what it rests on.
+
+A test is a number for each seed and the range in which it must lie. With several seeds, the 95 %
+interval of its mean decides: inside the range it holds, outside it fails, and otherwise the seeds
+do not tell. With a single seed the number itself decides, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from leakaudit._util.plural import counted
+from leakaudit.judging.papers.items import (
+    ANY,
+    EVERY,
+    FIRST,
+    LAST,
+    Expected,
+    Item,
+    Place,
+    Printed,
+)
+from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup
+
+
+class Outcome(StrEnum):
+    """The outcome of one test."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "our seeds disagree"
+    MISSING = "not measured"
+
+
+class Reproduction(StrEnum):
+    """The verdict on an item."""
+
+    REPRODUCED = "REPRODUCED"
+    SAME_SHAPE = "SAME SHAPE"
+    DIFFERS = "DIFFERS"
+    UNDECIDED = "NOT DETERMINED"
+    LOST = "NOT DETERMINED BY THE PAPER"
+
+
+MEANT = {
+    Reproduction.REPRODUCED: (
+        "at the paper's own size, every printed number lies within its tolerance of our interval "
+        "over seeds, and everything that the paper shows holds"
+    ),
+    Reproduction.SAME_SHAPE: (
+        "what the paper shows holds, but no printed number was compared at the paper's own size "
+        "with several seeds"
+    ),
+    Reproduction.DIFFERS: "a printed number is missed, or something that the paper shows fails",
+    Reproduction.UNDECIDED: "our own runs do not tell: seeds disagree, or results are missing",
+    Reproduction.LOST: "the paper, or our copy of it, does not say enough to run it",
+}
+
+
+@dataclass(frozen=True)
+class ComparedNumber:
+    """A printed number beside ours."""
+
+    printed: Printed
+    ours: Estimate | None  # None if it is missing
+    outcome: Outcome
+    why: str = ""  # why it is missing
+
+    @property
+    def deviation(self) -> float | None:
+        """Ours minus the printed number."""
+        return None if self.ours is None else self.ours.mean - self.printed.value
+
+    @property
+    def says(self) -> str:
+        """The comparison in words."""
+        printed = self.printed
+        where = "" if printed.x == LAST else f" at {printed.x}"
+        name = f"{printed.y} of {printed.line}{where}"
+        if self.ours is None:
+            return f"{name}: printed {printed.value:.4g}, ours is missing ({self.why})"
+        return f"{name}: printed {printed.value:.4g}, ours {in_words(self.ours)}"
+
+
+@dataclass(frozen=True)
+class TestedShape:
+    """An expectation, and what our numbers say about it."""
+
+    __test__ = False  # pytest: no test class
+
+    expected: Expected
+    outcome: Outcome
+    found: str  # the numbers in words
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on an item's numbers."""
+
+    word: Reproduction
+    why: str  # what it rests on, or what is missing
+    numbers: tuple[ComparedNumber, ...] = ()
+    shapes: tuple[TestedShape, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason."""
+        return f"{self.word} ({self.why})" if self.why else str(self.word)
+
+
+def in_words(ours: Estimate) -> str:
+    """Return an estimate with its interval."""
+    if ours.interval is None or ours.interval[0] == ours.interval[1]:
+        return f"{ours.mean:.4g}"
+    return f"{ours.mean:.4g} [{ours.interval[0]:.4g}, {ours.interval[1]:.4g}]"
+
+
+# --- printed numbers --------------------------------------------------------------------------
+
+
+def compared(printed: Printed, panels: Sequence[Panel]) -> ComparedNumber:
+    """Compare a printed number with ours."""
+    line = lookup(panels, printed.y).get(printed.line)
+    if line is None:
+        return ComparedNumber(printed, None, Outcome.MISSING, f"there is no {printed.y}")
+    ours = line.estimate_at(printed.x)
+    if ours is None:
+        why = line.why or f"no value at {printed.x}"
+        return ComparedNumber(printed, None, Outcome.MISSING, why)
+    return ComparedNumber(printed, ours, _fits(printed, ours))
+
+
+def _fits(printed: Printed, ours: Estimate) -> Outcome:
+    """Return whether our interval is near enough, and narrow enough to tell."""
+    low, high = ours.ends
+    if printed.value == low == high:  # also infinity
+        return Outcome.HOLDS
+    if max(low - printed.value, printed.value - high) > printed.tolerance:
+        return Outcome.FAILS
+    if not math.isfinite(ours.mean) or (high - low) / 2 > printed.tolerance:
+        return Outcome.UNDECIDED
+    return Outcome.HOLDS
+
+
+# --- expectations -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A number for each seed, which must lie between two others."""
+
+    about: str
+    values: Mapping[int, float | None]
+    low: float = -math.inf
+    high: float = math.inf
+    exact: bool = False
+    strict: bool = True  # whether the ends of the range are outside it
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The mean and its interval; None if a seed has no number."""
+        known = [v for v in self.values.values() if v is not None and not math.isnan(v)]
+        if not known or len(known) < len(self.values):
+            return None
+        return Estimate.of(known, self.exact)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the number lies in the range."""
+        found = self.estimate
+        if found is None:
+            return Outcome.MISSING
+        low, high = found.ends
+        if self._above(low) and self._below(high):
+            return Outcome.HOLDS
+        if not self._above(high) or not self._below(low):
+            return Outcome.FAILS
+        return Outcome.UNDECIDED
+
+    def _above(self, value: float) -> bool:
+        if self.low == -math.inf:
+            return True
+        return value > self.low or (value == self.low and not self.strict)
+
+    def _below(self, value: float) -> bool:
+        if self.high == math.inf:
+            return True
+        return value < self.high or (value == self.high and not self.strict)
+
+    @property
+    def found(self) -> str:
+        """The number in words."""
+        found = self.estimate
+        return f"{self.about}: {'missing' if found is None else in_words(found)}"
+
+
+def tested(expected: Expected, panels: Sequence[Panel]) -> TestedShape:
+    """Test an expectation on our numbers."""
+    known = lookup(panels, expected.y)
+    names = expected.lines or tuple(known)
+    missing = [name for name in names if name not in known]
+    if missing or not names:
+        return TestedShape(expected, Outcome.MISSING, f"no {expected.y} of {missing or 'any line'}")
+    lines = [known[name] for name in names]
+    tests = list(RULES[expected.rule](expected, lines))
+    outcomes = [test.outcome for test in tests]
+    outcome = _any(outcomes) if expected.x == ANY else _all(outcomes)
+    shown = [test for test in tests if test.outcome is outcome] or tests
+    words = "; ".join(test.found for test in shown[:3])
+    why = [line.why for line in lines if line.why]
+    if outcome is Outcome.MISSING and why:
+        words = f"{words} ({why[0]})"
+    return TestedShape(expected, outcome, words or "nothing to compare")
+
+
+def _all(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of tests that must all hold."""
+    for worst in (Outcome.FAILS, Outcome.MISSING, Outcome.UNDECIDED):
+        if worst in outcomes:
+            return worst
+    return Outcome.HOLDS if outcomes else Outcome.MISSING
+
+
+def _any(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of tests of which one must hold."""
+    for best in (Outcome.HOLDS, Outcome.MISSING, Outcome.UNDECIDED):
+        if best in outcomes:
+            return best
+    return Outcome.FAILS if outcomes else Outcome.MISSING
+
+
+def _places(expected: Expected, lines: Sequence[MeasuredLine]) -> list[Place]:
+    """Return where a rule compares lines: one place, or all that they have in common."""
+    if expected.x not in (EVERY, ANY):
+        return [expected.x]
+    longest = max(lines, key=lambda line: len(line.x))
+    if not longest.x:
+        return [LAST]
+    common = []
+    for place in (longest.x[k] for k in longest.known()):
+        indices = [(line, line.index(place)) for line in lines]
+        if all(k is not None and (not line.x or k in line.known()) for line, k in indices):
+            common.append(place)
+    return common
+
+
+def _paired(
+    combine: Callable[[float, float], float],
+    one: Mapping[int, float | None],
+    other: Mapping[int, float | None],
+) -> dict[int, float | None]:
+    """Combine two values for each seed; a value without seeds, of a closed form, fits every one."""
+    found: dict[int, float | None] = {}
+    for seed in dict.fromkeys((*one, *other)):
+        left = one.get(seed)
+        right = other.get(seed)
+        found[seed] = None if left is None or right is None else combine(left, right)
+    return found
+
+
+def _spread(
+    line: MeasuredLine, like: Sequence[MeasuredLine], x: Place
+) -> Mapping[int, float | None]:
+    """Return a line's values at a place, for all seeds of the lines that it is compared with."""
+    values = line.at(x)
+    if not line.exact:
+        return values
+    (value,) = values.values()
+    seeds = dict.fromkeys(seed for other in like for seed in other.runs)
+    return dict.fromkeys(seeds, value)
+
+
+def _pairs(
+    expected: Expected, lines: Sequence[MeasuredLine], combine: Callable[[float, float], float]
+) -> Iterator[tuple[MeasuredLine, MeasuredLine, Place, dict[int, float | None]]]:
+    """Yield the combined values of each line and the next, at each place."""
+    for one, other in pairwise(lines):
+        for x in _places(expected, (one, other)):
+            pair = (one, other)
+            yield one, other, x, _paired(combine, _spread(one, pair, x), _spread(other, pair, x))
+
+
+def _above(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    for one, other, x, values in _pairs(expected, lines, lambda a, b: a - b):
+        about = f"{one.name} minus {other.name}{_where(x)}"
+        yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
+
+
+def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    def divided(a: float, b: float) -> float:
+        return a / b if b else math.copysign(math.inf, a) if a else math.nan
+
+    for one, other, x, values in _pairs(expected, lines, divided):
+        about = f"{one.name} / {other.name}{_where(x)}"
+        yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
+
+
+def _ends(expected: Expected, line: MeasuredLine) -> dict[int, float | None]:
+    """Return the last value minus the first one, or those at the two places, for each seed."""
+    first, last = expected.between or (FIRST, LAST if expected.x in (EVERY, ANY) else expected.x)
+    return _paired(lambda a, b: b - a, line.at(first), line.at(last))
+
+
+def _falls(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    for line in lines:
+        about = f"change of {line.name}"
+        yield _Test(about, _ends(expected, line), high=-expected.by, exact=line.exact)
+
+
+def _rises(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    for line in lines:
+        about = f"change of {line.name}"
+        yield _Test(about, _ends(expected, line), low=expected.by, exact=line.exact)
+
+
+def _flat(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    by = expected.by
+    for line in lines:
+        about = f"change of {line.name}"
+        values = _ends(expected, line)
+        yield _Test(about, values, -by, by, exact=line.exact, strict=False)
+
+
+def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    by = expected.by
+    wanted = expected.value
+    if wanted is not None:
+        for line in lines:
+            for x in _places(expected, (line,)):
+                values = {s: None if v is None else v - wanted for s, v in line.at(x).items()}
+                about = f"{line.name} minus {wanted:.4g}{_where(x)}"
+                yield _Test(about, values, -by, by, exact=line.exact, strict=False)
+        return
+    first, *others = lines
+    for other in others:
+        for one, next_one, x, values in _pairs(expected, (first, other), lambda a, b: a - b):
+            about = f"{one.name} minus {next_one.name}{_where(x)}"
+            exact = one.exact and next_one.exact
+            yield _Test(about, values, -by, by, exact=exact, strict=False)
+
+
+def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+    wanted = expected.value or 0.0
+    for line in lines:
+        last = line.index(LAST if expected.x in (EVERY, ANY) else expected.x)
+        values: dict[int, float | None] = {}
+        for seed, run in line.runs.items():
+            until = run if last is None else run[: last + 1]
+            known = [value for value in until if value is not None]
+            values[seed] = None
+            if known and last is not None:
+                values[seed] = max(known) - wanted
+                if known[0] > wanted:
+                    values[seed] = wanted - min(known)
+        about = f"{line.name} beyond {wanted:.4g}"
+        yield _Test(about, values, low=0.0, exact=line.exact, strict=False)
+
+
+def _where(x: Place) -> str:
+    return "" if x == LAST else f" at {x}"
+
+
+RULES: Mapping[str, Callable[[Expected, Sequence[MeasuredLine]], Iterator[_Test]]] = {
+    "above": _above,
+    "falls": _falls,
+    "rises": _rises,
+    "flat": _flat,
+    "within": _within,
+    "reaches": _reaches,
+    "ratio": _ratio,
+}
+
+
+# --- the verdict ------------------------------------------------------------------------------
+
+
+def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[str]) -> Judged:
+    """Return the verdict on an item.
+
+    Args:
+        troubles: Why cells have no result.
+    """
+    own_size = item.is_own_size(scale)
+    numbers = tuple(compared(printed, panels) for printed in item.numbers(scale))
+    shapes = tuple(tested(expected, panels) for expected in item.shapes(scale))
+    outcomes = [*(one.outcome for one in numbers), *(one.outcome for one in shapes)]
+    lines = [line for panel in panels for line in panel.lines]
+    seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
+    ran = _ran(item, own_size, seeds)
+    if Outcome.FAILS in outcomes:
+        return Judged(Reproduction.DIFFERS, f"{_failed(numbers, shapes)}; {ran}", numbers, shapes)
+    if not outcomes and not troubles:
+        why = "nothing that the paper shows can be tested at this scale"
+        return Judged(Reproduction.UNDECIDED, why)
+    if Outcome.MISSING in outcomes or not outcomes:
+        why = troubles[0] if troubles else _missing(numbers, shapes)
+        says = f"a result is missing: {why}"
+        return Judged(Reproduction.UNDECIDED, says, numbers, shapes)
+    if Outcome.UNDECIDED in outcomes:
+        says = "our seeds disagree: run more"
+        return Judged(Reproduction.UNDECIDED, f"{says}; {ran}", numbers, shapes)
+    weaker = _weaker(item, numbers, own_size, seeds)
+    if troubles:
+        weaker = f"{counted(len(troubles), 'cell')} without a result: {troubles[0]}"
+    if weaker:
+        return Judged(Reproduction.SAME_SHAPE, weaker, numbers, shapes)
+    says = f"{counted(len(numbers), 'printed number')}, {ran}"
+    return Judged(Reproduction.REPRODUCED, says, numbers, shapes)
+
+
+def _weaker(item: Item, numbers: Sequence[ComparedNumber], own_size: bool, seeds: int) -> str:
+    """Return why an item without a failure is not reproduced; empty if it is."""
+    reasons = []
+    if not own_size:
+        reasons.append(f"small scale: {item.small}")
+    if item.stand_in:
+        reasons.append(item.stand_in)
+    if not numbers:
+        reasons.append("the paper prints no number to compare with")
+    elif all(one.printed.figure for one in numbers):
+        reasons.append("its numbers were read off a picture")
+    if seeds == 1:
+        reasons.append("one seed has no interval")
+    return "; ".join(reasons)
+
+
+def _ran(item: Item, own_size: bool, seeds: int) -> str:
+    size = "the paper's size" if own_size else f"small scale: {item.small}"
+    return f"{counted(seeds, 'seed')}, {size}" if seeds else size
+
+
+def _failed(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape]) -> str:
+    failed = [one.says for one in numbers if one.outcome is Outcome.FAILS]
+    for shape in shapes:
+        if shape.outcome is Outcome.FAILS:
+            failed.append(f"it is not true that {shape.expected.says}")
+    more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{failed[0]}{more}"
+
+
+def _missing(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape]) -> str:
+    for number in numbers:
+        if number.outcome is Outcome.MISSING:
+            return number.says
+    for shape in shapes:
+        if shape.outcome is Outcome.MISSING:
+            return f"{shape.expected.says}: {shape.found}"
+    return "there is nothing to compare"

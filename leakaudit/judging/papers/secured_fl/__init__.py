@@ -1,0 +1,1 @@
+"""SecureD-FL: its claims, and the plans of its figures, tables and theorems."""

@@ -1,0 +1,138 @@
+"""The messages of PDMM around one node: changes of the duals on its channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakaudit.core.adversary import View
+from leakaudit.protocols.quiet_directions import Equations
+
+# Node i sends z_{j|i} to its neighbour j, or its change D_ij. With B = 1 if i < j and otherwise -1,
+#
+#     D_ij' = (1 - theta) D_ij + theta D_ji + 2 rho theta B (w' - w).
+
+Array = NDArray[np.float64]
+
+
+class DualMessages:
+    """What an adversary observes of them.
+
+    Attributes:
+        kind: "dz" if changes are sent, "z" if the duals are; empty if neither is observed.
+        encrypted_start: Whether z^0 is sent, encrypted; that it is sent is visible.
+        rounds: The observed rounds whose changes are known.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        sent = {kind for _, _, kind in view.channels}
+        self.kind = next((kind for kind in ("dz", "z") if kind in sent), "")
+        self.encrypted_start = "z0" in view.kinds
+        first = max(1, view.rounds.start)
+        if self.kind == "z" and (first > 1 or self.encrypted_start):
+            first += 1  # the change of the first message is not known
+        self.rounds = range(first, max(first, view.rounds.stop))
+
+    def heard(self, node: int, rounds: range) -> bool:
+        """Return whether all changes on the channels of a node are known in some rounds."""
+        first = rounds.start
+        if self.kind == "z" and not (first == 1 and not self.encrypted_start):
+            first -= 1
+        near = self.view.graph.neighbours[node]
+        for src, dst in ((a, b) for j in near for a, b in ((node, j), (j, node))):
+            if not all(self.view.has(t, src, dst, self.kind) for t in range(first, rounds.stop)):
+                return False
+        return bool(near)
+
+    def starts(self, node: int) -> bool:
+        """Return whether z^0 is known on all channels of a node."""
+        near = self.view.graph.neighbours[node]
+        return not self.encrypted_start or all(
+            self.view.has(0, a, b, "z0") for j in near for a, b in ((node, j), (j, node))
+        )
+
+    def start(self, src: int, dst: int, columns: Tensor | None = None) -> Array:
+        """Return z^0 (c,) of one channel, if `starts` of one of its nodes."""
+        if self.encrypted_start:
+            return self._one(0, src, dst, "z0", columns)
+        return np.zeros(self._width(columns))
+
+    def change(self, t: int, src: int, dst: int, columns: Tensor | None = None) -> Array:
+        """Return the change (c,) of z that one message of a round tells."""
+        now = self._one(t, src, dst, self.kind, columns)
+        if self.kind == "dz" or t == 1:
+            return now
+        return now - self._one(t - 1, src, dst, self.kind, columns)
+
+    def whole(self, t: int, src: int, dst: int) -> Array:
+        """Return one message (c,) itself."""
+        return self._one(t, src, dst, self.kind, None)
+
+    def around(self, node: int, rounds: range, columns: Tensor | None = None) -> Around:
+        """Return the changes on the channels of a node."""
+        near = self.view.graph.neighbours[node]
+        sent, came = (
+            np.stack([[self.change(t, a, b, columns) for t in rounds] for a, b in channels])
+            for channels in ([(node, j) for j in near], [(j, node) for j in near])
+        )
+        sign = np.array([1.0 if node < j else -1.0 for j in near])[:, None, None]
+        start = None
+        if rounds.start == 1 and self.starts(node):
+            start = np.stack(
+                [
+                    [self.start(node, j, columns) for j in near],
+                    [self.start(j, node, columns) for j in near],
+                ]
+            )
+        return Around(node, sign, sent, came, start)
+
+    def _one(self, t: int, src: int, dst: int, kind: str, columns: Tensor | None) -> Array:
+        if columns is None:
+            return self.view.message(t, src, dst, kind).double().numpy()
+        return self.view.some(t, src, dst, kind, columns).double().numpy()
+
+    def _width(self, columns: Tensor | None) -> int:
+        start, stop = self.view.columns
+        return stop - start if columns is None else len(columns)
+
+
+@dataclass(frozen=True)
+class Around:
+    """The changes of the duals around one node in consecutive rounds, on some columns."""
+
+    node: int
+    sign: Array  # (d, 1, 1) B of the node towards each neighbour
+    sent: Array  # (d, T, c) changes of z_{j|i}
+    came: Array  # (d, T, c) changes of z_{i|j}
+    # z_{j|i} and z_{i|j} before the first of these rounds, (2, d, c), if that is round 1 and they
+    # are known
+    start: Array | None
+
+    def steps(self, theta: float) -> Array:
+        """Return the changes of P, (T - 1, c), from the second round on."""
+        change = self.sent[:, 1:] - self.sent[:, :-1]
+        change = change - theta * (self.came[:, :-1] - self.sent[:, :-1])
+        steps: Array = (self.sign * change).mean(0) / (2 * theta)
+        return steps
+
+    @property
+    def size(self) -> float:
+        """The largest root mean square of a message."""
+        both = np.concatenate([self.sent, self.came])
+        return float(np.sqrt(np.square(both).mean(-1).max()))
+
+    def equations(self, theta: float, eps: float) -> Equations:
+        """Return the equations of the local update, between the changes of P and of S.
+
+        Args:
+            eps: Distance from 1 to the next number in the format of the messages.
+        """
+        steps = self.steps(theta)
+        pull = (self.sign * self.came).sum(0)
+        degree = len(self.sign)
+        rounding = eps * self.size * (2 / theta + degree)
+        return Equations(degree, steps[1:], steps[:-1], pull[1:-1], rounding)

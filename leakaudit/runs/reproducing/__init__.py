@@ -1,0 +1,1 @@
+"""Published figures and tables, run again from the plans that the package ships."""

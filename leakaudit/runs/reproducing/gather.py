@@ -1,0 +1,197 @@
+"""From the results of cells to the lines of an item's panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import UNSET, UnsetType
+
+from leakaudit._util import averages
+from leakaudit.core.quantities import QUANTITIES
+from leakaudit.judging.papers.items import ROUND, PlannedPanel
+from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.reporting.results.cell_files import DONE, CellResult
+from leakaudit.reporting.results.model import Column, Extended, decoded, given
+from leakaudit.runs.reproducing.plan import LinePlan, ReproductionPlan
+from leakaudit.runs.sweeping import merge
+from leakaudit.runs.sweeping.cells import PlannedCell
+
+Results = Mapping[str, CellResult]  # by the names of cells
+NOT_RUN = "not run"
+BOUND = ("epsilon", "claimed_epsilon")  # quantities of the worst view of a cell
+
+
+def panels(plan: ReproductionPlan, results: Results) -> list[Panel]:
+    """Return the panels of an item with a plan, from the results that exist."""
+    wanted = plan.item.plan
+    if wanted is None:
+        return []
+    made = []
+    for panel in wanted.panel:
+        lines = []
+        for line in plan.lines:
+            if not panel.lines or line.name in panel.lines:
+                lines.append(_line(plan, line, panel, results))
+        title = panel.title or title_of(panel.y)
+        made.append(Panel(panel.y, title, wanted.x, tuple(lines), panel.logarithmic))
+    return made
+
+
+def title_of(y: str) -> str:
+    """Return the name of an axis for a quantity."""
+    if y in QUANTITIES:
+        return QUANTITIES[y].drawn
+    known = {"epsilon": "exact epsilon", "claimed_epsilon": "claimed epsilon"}
+    return known.get(y, y.replace("_", " "))
+
+
+def troubles(plan: ReproductionPlan, results: Results) -> list[str]:
+    """Return why cells have no result, with their names."""
+    found = []
+    for key, cell in plan.cells.items():
+        result = results.get(key)
+        if result is None:
+            found.append(f"{cell.words}: {NOT_RUN}")
+        elif result.status != DONE:
+            found.append(f"{cell.words}: {result.says}")
+    return found
+
+
+def _line(
+    plan: ReproductionPlan, line: LinePlan, panel: PlannedPanel, results: Results
+) -> MeasuredLine:
+    assert plan.item.plan is not None
+    axis = plan.item.plan.x
+    why = ""
+    for key in line.cells:
+        why = why or _why(results.get(key), panel.y)
+    if axis == ROUND:
+        curves = {}
+        for key, cell in line.cells.items():
+            curve = _curve(results.get(key), panel.y)
+            curves[cell.scenario.seed] = curve[:: line.stride]
+        longest = max(map(len, curves.values()), default=0)
+        return MeasuredLine(line.name, panel.y, tuple(range(longest)), curves, why=why)
+    places = tuple(line.sweep.axes.get(axis, ()))
+    runs = {}
+    for seed in plan.seeds:
+        mine = {k: cell for k, cell in line.cells.items() if cell.scenario.seed == seed}
+        if places:
+            at = [_at(mine, axis, place, panel.y, results) for place in places]
+        else:
+            at = [_value(results.get(key), cell, panel.y) for key, cell in mine.items()]
+        runs[seed] = tuple(at)
+    return MeasuredLine(line.name, panel.y, places, runs, why=why)
+
+
+def _at(
+    mine: Mapping[str, PlannedCell], axis: str, place: object, y: str, results: Results
+) -> float | None:
+    for key, cell in mine.items():
+        if cell.at.get(axis) == place:
+            return _value(results.get(key), cell, y)
+    return None
+
+
+def _curve(result: CellResult | None, y: str) -> tuple[float | None, ...]:
+    """Return the values of a quantity by round."""
+    if result is None or isinstance(result.curves, UnsetType) or y not in result.curves:
+        return ()
+    return tuple(decoded(value) for value in result.curves[y])
+
+
+def _value(result: CellResult | None, cell: PlannedCell, y: str) -> float | None:
+    """Return a quantity of a cell: a score, its bound, or the last value of a curve."""
+    if result is None or result.status != DONE:
+        return None
+    if y in BOUND:
+        return _bound(result, y)
+    if y in SHARES:
+        return SHARES[y](result, cell)
+    if y in QUANTITIES:
+        return _score(result, y)
+    curve = _curve(result, y)
+    return curve[-1] if curve else None
+
+
+def _bound(result: CellResult, y: str) -> float | None:
+    if isinstance(result.bound, UnsetType):
+        return None
+    value: Extended = result.bound.epsilon
+    if y != "epsilon":
+        value = result.bound.claimed
+    return decoded(value)
+
+
+def _columns(result: CellResult, y: str) -> list[Column]:
+    every = [one.scores for one in result.findings if one.scores is not None]
+    found = []
+    for scores in (*every, *result.refused):
+        column = getattr(scores, y)
+        if column is not UNSET:
+            found.append(column)
+    return found
+
+
+def _score(result: CellResult, y: str) -> float | None:
+    """Return the mean of a score over all records; a record that was missed has a blind guess's."""
+    if QUANTITIES[y].kind == "Flag":
+        return _flag(result, y)
+    values: list[float] = []
+    for column in _columns(result, y):
+        values += [float(value) for value in column.per_image if value is not None]
+        values += given(column.missed, ())
+    return averages.mean(values) if values else None
+
+
+def _flag(result: CellResult, y: str) -> float | None:
+    """Return the share of all records for which something is true."""
+    if not result.records:
+        return None
+    true = 0
+    for column in _columns(result, y):
+        true += sum(bool(value) for value in column.per_image if value is not None)
+    return true / result.records
+
+
+def _recovered(result: CellResult, cell: PlannedCell) -> float | None:
+    if not result.records:
+        return None
+    psnr = float(cell.plan.psnr)
+    columns = merge.columns(result.findings, result.records, psnr, result.refused)
+    return columns.recovered / result.records
+
+
+def _certified(result: CellResult, _: PlannedCell) -> float | None:
+    if not result.records:
+        return None
+    return sum(one.certified for one in result.findings) / result.records
+
+
+def _labels(result: CellResult, _: PlannedCell) -> float | None:
+    """Return the share of the labels found, a mean over nodes; none is found without a result."""
+    found: list[float] = []
+    for one in result.findings:
+        if one.scores is not None and one.scores.labels_found is not None:
+            found.append(float(one.scores.labels_found))
+    if not found:
+        return None
+    return averages.mean([*found, *[0.0] * len(result.refused)])
+
+
+SHARES: Mapping[str, Callable[[CellResult, PlannedCell], float | None]] = {
+    "recovered": _recovered,
+    "certified": _certified,
+    "labels": _labels,
+}
+
+
+def _why(result: CellResult | None, y: str) -> str:
+    """Return why a cell has no value of a quantity; empty if it should have one."""
+    if result is None:
+        return NOT_RUN
+    if result.status != DONE:
+        return result.says
+    if y in BOUND and not isinstance(result.bound, UnsetType) and result.bound.epsilon is None:
+        return result.bound.why
+    return ""

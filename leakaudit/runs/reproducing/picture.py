@@ -1,0 +1,107 @@
+"""The figure of an item: the published axes with our lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from leakaudit.judging.papers.items import ROUND, Place
+from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures.curves import CurveFigure
+from leakaudit.reporting.results.intervals import Interval
+
+NAMED = 12  # most places that are named one by one; more of them lie on an axis of numbers
+BARS = 6  # approximate number of intervals on a long line
+ROWS = 3  # panels side by side
+NOTE = "bars: 95 % interval of the mean over {} seeds (Student's t)"
+SINGLE = "one seed: no intervals"
+
+
+def content(panels: Sequence[Panel], seeds: int) -> CurveFigure:
+    """Return the figure of some panels."""
+    drawn = [_panel(panel) for panel in panels]
+    rows = [("", drawn[k : k + ROWS]) for k in range(0, len(drawn), ROWS)]
+    names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
+    random = any(not line.exact for panel in panels for line in panel.lines)
+    note = ""
+    if random:
+        note = NOTE.format(seeds) if seeds > 1 else SINGLE
+    return CurveFigure(rows, {name: name for name in names}, {}, note=note)
+
+
+def _panel(panel: Panel) -> plots.Panel:
+    places = _places(panel.lines)
+    numbers = _numbers(places)
+    named = panel.axis != ROUND and len(places) <= NAMED
+    style = "seeds" if named else "run"
+    lines = tuple(_line(line, places, style) for line in panel.lines)
+    points: tuple[str, ...] = ()
+    at: tuple[float, ...] = ()
+    if named:
+        points = tuple(f"{place:g}" if isinstance(place, float) else str(place) for place in places)
+    elif numbers:
+        at = tuple(numbers)
+    return plots.Panel(
+        panel.title,
+        lines,
+        panel.axis,
+        points or (("",) if not places else ()),
+        numeric=bool(numbers),
+        at=at,
+        log=panel.logarithmic,
+    )
+
+
+def _places(lines: Sequence[MeasuredLine]) -> list[Place]:
+    """Return the places of all lines, numbers in their order; of rounds, those with a value."""
+    found: dict[Place, None] = {}
+    for line in lines:
+        for k in line.known() if line.x else ():
+            found[line.x[k]] = None
+    places = list(found)
+    numbers = _numbers(places)
+    if not numbers:
+        return places
+    return [places[k] for k in sorted(range(len(places)), key=numbers.__getitem__)]
+
+
+def _numbers(places: Sequence[Place]) -> list[float]:
+    """Return places as numbers; none if one of them is a word."""
+    found = []
+    for place in places:
+        try:
+            found.append(float(place))
+        except ValueError:
+            return []
+    return found
+
+
+def _line(line: MeasuredLine, places: Sequence[Place], style: str) -> plots.PlotLine:
+    if not line.x:
+        found = line.estimate(0)
+        level = None if found is None else found.mean
+        return plots.PlotLine(line.name, "level", [level] * max(1, len(places)))
+    where = {place: k for k, place in enumerate(line.x)}
+    values: list[float | None] = []
+    intervals: list[Interval | None] = []
+    every = max(1, len(places) // BARS)
+    for n, place in enumerate(places):
+        k = where.get(place)
+        found = None if k is None else line.estimate(k)
+        values.append(None if found is None else found.mean)
+        shown = found is not None and not line.exact and (len(places) - 1 - n) % every == 0
+        intervals.append(found.interval if shown and found is not None else None)
+    return plots.PlotLine(line.name, style, values, intervals)
+
+
+def rows(panels: Sequence[Panel]) -> Iterator[tuple[str, str, Place | None, list[float | None]]]:
+    """Yield quantity, line, place, and mean and both ends of its interval, for CSV."""
+    for panel in panels:
+        for line in panel.lines:
+            for place, found in line.estimates():
+                if found is None:
+                    yield panel.y, line.name, place, [None, None, None]
+                    continue
+                low, high = found.interval or (math.nan, math.nan)
+                yield panel.y, line.name, place, [found.mean, low, high]

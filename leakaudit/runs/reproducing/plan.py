@@ -1,0 +1,151 @@
+"""The plan of an item at a scale: a sweep for each line, and the cells of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from leakaudit._util import config
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.quantities import QUANTITIES
+from leakaudit.judging.papers.items import ROUND, Change, Item, ItemPlan, Line
+from leakaudit.reporting.results import provenance
+from leakaudit.runs.sweeping import tables
+from leakaudit.runs.sweeping.cells import PlannedCell
+from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.store import StoredPlan
+
+SMALL = "small"
+PAPER = "paper"
+SCALES = (SMALL, PAPER)
+MOST_SEEDS = 1000  # of one item, a choice
+
+
+@dataclass(frozen=True)
+class LinePlan:
+    """One line of an item as a sweep."""
+
+    name: str
+    sweep: SweepPlan
+    table: Mapping[str, Any]  # the file of this sweep, with its tables `scenario` and `sweep`
+    versions: Mapping[str, str | None]
+    stride: int = 1  # rounds of the protocol in a round of the figure
+
+    @cached_property
+    def cells(self) -> dict[str, PlannedCell]:
+        """Its cells by the names of their results."""
+        return StoredPlan(self.sweep, self.versions).keyed
+
+    @property
+    def toml(self) -> str:
+        """The file of this sweep, for `leakaudit sweep`."""
+        return config.written(self.table)
+
+
+@dataclass(frozen=True)
+class ReproductionPlan:
+    """An item at a scale."""
+
+    item: Item
+    scale: str
+    seeds: tuple[int, ...]
+    lines: tuple[LinePlan, ...]  # none for an item without a plan
+
+    @property
+    def own_size(self) -> bool:
+        """Whether it is run at the paper's own size."""
+        return self.item.is_own_size(self.scale)
+
+    @cached_property
+    def cells(self) -> dict[str, PlannedCell]:
+        """The cells of all lines by the names of their results, seed by seed."""
+        every: dict[str, PlannedCell] = {}
+        for line in self.lines:
+            every.update(line.cells)
+        order = sorted(every, key=lambda key: every[key].scenario.seed)
+        return {key: every[key] for key in order}
+
+
+def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> ReproductionPlan:
+    """Return the plan of an item; errors name the item and the line."""
+    if scale not in SCALES:
+        raise LeakauditError(f"--scale: expected small or paper, got {scale!r}")
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise LeakauditError(f"--seeds: expected an integer from 1 to {MOST_SEEDS}, got {seeds}")
+    if item.plan is None:
+        return ReproductionPlan(item, scale, tuple(range(seeds or 1)), ())
+    count = seeds or _seeds(item.plan, scale)
+    versions = provenance.decisive_versions()
+    lines = []
+    first = 0
+    for line in item.plan.line:
+        made = _line(item, item.plan, line, scale, count, versions)
+        _check_axis(item, made)
+        try:
+            first = next(iter(made.cells.values())).scenario.seed
+        except LeakauditError as error:
+            raise LeakauditError(f"{item.full_name}, line {line.name}: {error}") from None
+        lines.append(made)
+    return ReproductionPlan(item, scale, tuple(range(first, first + count)), tuple(lines))
+
+
+def _seeds(wanted: ItemPlan, scale: str) -> int:
+    if scale == PAPER:
+        return wanted.seeds
+    return wanted.small.seeds or 1
+
+
+def _line(
+    item: Item,
+    wanted: ItemPlan,
+    line: Line,
+    scale: str,
+    seeds: int,
+    versions: Mapping[str, str | None],
+) -> LinePlan:
+    changes = [Change(scenario=wanted.scenario, sweep=wanted.sweep)]
+    if scale == SMALL:
+        changes.append(wanted.small)
+    changes.append(Change(scenario=line.scenario, sweep=line.sweep))
+    if scale == SMALL:
+        changes.append(line.small)
+    scenario: dict[str, Any] = {"curves": True}
+    sweep: dict[str, Any] = {"attacks": []}
+    for change in changes:
+        scenario = merged(scenario, change.scenario)
+        sweep = merged(sweep, change.sweep)
+    sweep["seeds"] = seeds
+    table = {"scenario": scenario, "sweep": sweep}
+    name = f"{item.full_name}, line {line.name}"
+    made = tables.of(config.ConfigTable(table, name, name), f"{name}, scenario")
+    return LinePlan(line.name, made, table, versions, line.stride)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the entries of another one over its own; tables merge key by key."""
+    found = dict(base)
+    for key, value in over.items():
+        own = found.get(key)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            value = merged(own, value)
+        found[key] = value
+    return found
+
+
+def _check_axis(item: Item, line: LinePlan) -> None:
+    """Reject a line whose sweep has another axis with several values than that of the item."""
+    assert item.plan is not None
+    x = item.plan.x
+    several = [name for name, values in line.sweep.axes.items() if len(values) > 1]
+    if x != ROUND and len(line.sweep.attacks) > 1:
+        several.append("attacks")
+    if wrong := [name for name in several if name != x]:
+        raise LeakauditError(
+            f"{item.full_name}, line {line.name}: {wrong[0]} has several values, but the "
+            f"horizontal axis is {x}; write a line for each value"
+        )
+    scored = [panel.y for panel in item.plan.panel if panel.y in QUANTITIES]
+    if scored and not line.sweep.attacks and len(item.plan.line) == 1:
+        raise LeakauditError(f"{item.full_name}: {scored[0]} needs attacks in [plan.sweep]")

@@ -1,0 +1,385 @@
+"""Items are run: cells that have no result yet, functions that draw, rows of the scoreboard."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+
+from leakaudit._util.decoding import TypeMismatch, decoded
+from leakaudit._util.plain import encoded
+from leakaudit._util.uncollected import read_json
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import expired, step
+from leakaudit.core.trace import Json
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging import papers
+from leakaudit.judging.papers import drawing, rules
+from leakaudit.judging.papers.items import Item
+from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.rules import Judged, Reproduction
+from leakaudit.protocols import recording
+from leakaudit.reporting.findings import grading
+from leakaudit.reporting.findings.wording import VERDICT_ORDER
+from leakaudit.reporting.results import provenance
+from leakaudit.reporting.results.cell_files import CellResult
+from leakaudit.runs.reproducing import gather
+from leakaudit.runs.reproducing.plan import ReproductionPlan
+from leakaudit.runs.sweeping.run import SweepOptions, compute, remaining
+from leakaudit.runs.sweeping.store import Store
+from leakaudit.tasks.shared import SharedData
+
+RECORD = "result.json"  # of an item's folder
+
+
+class ClaimFinding(Struct, frozen=True, kw_only=True):
+    """One statement about a claim."""
+
+    about: str
+    verdict: str  # name of a verdict
+    says: str
+
+
+class ClaimRow(Struct, frozen=True, kw_only=True):
+    """A row of the scoreboard with its findings, as the record of an item keeps it."""
+
+    row: int
+    source: str
+    claim: str
+    verdict: str  # that on the claim as published
+    findings: tuple[ClaimFinding, ...]
+    command: str
+    seconds: float
+
+
+class StoredOutcome(Struct, frozen=True, kw_only=True):
+    """What is read of the record of an item; it has further entries."""
+
+    word: str
+    sentence: str
+    scale: str
+    seeds: int
+    complete: bool
+    seconds: float
+    claims: tuple[ClaimRow, ...]
+    versions: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """An item after its run."""
+
+    plan: ReproductionPlan
+    judged: Judged | None  # the verdict on its numbers; None if there are none to compute
+    panels: tuple[Panel, ...]
+    claims: tuple[ClaimRow, ...]
+    seconds: float  # processor time of its cells, and the time of functions and claims
+    troubles: tuple[str, ...] = ()  # why cells have no result
+    left: int = 0  # number of cells and claims without a result
+    note: str = ""  # of the function that draws it
+    versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
+
+    def __repr__(self) -> str:
+        """The item and its verdict."""
+        return f"Reproduced({self.item.full_name!r}, {self.sentence!r:.200})"
+
+    def _repr_html_(self) -> str:
+        """The verdict above the printed numbers and ours, for notebooks."""
+        from leakaudit.reporting.rendering import cards  # only needed if a notebook asks for it
+
+        rows = []
+        if self.judged is not None:
+            rows += [(str(one.outcome), one.says) for one in self.judged.numbers]
+            for shape in self.judged.shapes:
+                rows.append((str(shape.outcome), f"{shape.expected.says}: {shape.found}"))
+        for row in self.claims:
+            rows += [(words(one.verdict), f"{one.about}: {one.says}") for one in row.findings]
+        lead = [self.item.title]
+        return cards.card(f"{self.item.full_name}: {self.sentence}", lead, ("", "evidence"), rows)
+
+    @property
+    def item(self) -> Item:
+        """What was published."""
+        return self.plan.item
+
+    @property
+    def word(self) -> str:
+        """The verdict: that on its numbers, or else the worst on its claims."""
+        if self.judged is not None:
+            return str(self.judged.word)
+        if self.item.claims:
+            found = {row.verdict for row in self.claims}
+            worst = [verdict.words for verdict in VERDICT_ORDER if verdict.name in found]
+            return worst[0] if worst else str(Reproduction.UNDECIDED)
+        return str(Reproduction.LOST)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason."""
+        if self.judged is not None:
+            return self.judged.sentence
+        if self.item.claims and not self.claims:
+            return f"{Reproduction.UNDECIDED} (its claims were not evaluated)"
+        if self.item.claims:
+            return f"{self.word} ({self._claims_in_words()})"
+        return f"{Reproduction.LOST} ({self.item.missing})"
+
+    def _claims_in_words(self) -> str:
+        counts = Counter(row.verdict for row in self.claims)
+        said = []
+        for verdict in VERDICT_ORDER:
+            rows = [str(row.row) for row in self.claims if row.verdict == verdict.name]
+            if counts[verdict.name]:
+                plural = "s" * (len(rows) > 1)
+                said.append(f"row{plural} {', '.join(rows)} of the scoreboard: {verdict.words}")
+        return "; ".join(said)
+
+    @property
+    def level(self) -> grading.Level:
+        """How the verdict is coloured."""
+        if self.judged is None and self.claims:
+            return grading.most_severe(grading.VERDICTS[row.verdict] for row in self.claims)
+        if self.word == Reproduction.DIFFERS:
+            return "error"
+        if self.word in (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE):
+            return "note"
+        return "warning"
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        words = ["leakaudit reproduce", self.item.full_name]
+        if self.plan.scale != "small":
+            words.append(f"--scale {self.plan.scale}")
+        if self.plan.lines:
+            words.append(f"--seeds {len(self.plan.seeds)}")
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain values; `StoredOutcome` reads a part of them."""
+        item = self.item
+        numbers: list[Json] = []
+        shapes: list[Json] = []
+        if self.judged is not None:
+            numbers += [_number(one) for one in self.judged.numbers]
+            for shape in self.judged.shapes:
+                says = shape.expected.says
+                shapes.append({"says": says, "outcome": str(shape.outcome), "found": shape.found})
+        claims: list[Json] = []
+        for row in self.claims:
+            findings: list[Json] = []
+            for one in row.findings:
+                findings.append({"about": one.about, "verdict": one.verdict, "says": one.says})
+            claims.append(
+                {
+                    **{name: getattr(row, name) for name in ("row", "source", "claim", "verdict")},
+                    "findings": findings,
+                    "command": row.command,
+                    "seconds": row.seconds,
+                }
+            )
+        return {
+            "item": item.full_name,
+            "kind": item.kind,
+            "title": item.title,
+            "place": item.place,
+            "word": self.word,
+            "sentence": self.sentence,
+            "scale": self.plan.scale,
+            "own_size": self.plan.own_size,
+            "seeds": len(self.plan.seeds),
+            "complete": not self.left,
+            "seconds": round(self.seconds, 2),
+            "numbers": numbers,
+            "expectations": shapes,
+            "claims": claims,
+            "troubles": list(self.troubles),
+            "undetermined": list(item.undetermined),
+            "chosen": list(item.chosen),
+            "lost": item.lost,
+            "note": "; ".join(filter(None, (item.note, self.note))),
+            "command": self.command,
+            "versions": dict(self.versions),
+        }
+
+
+def _number(one: rules.ComparedNumber) -> dict[str, Json]:
+    printed = one.printed
+    interval: Json = None
+    ours: Json = None
+    deviation: Json = None
+    if one.ours is not None:
+        ours = encoded(one.ours.mean)
+        deviation = encoded(one.deviation)
+        if one.ours.interval is not None:
+            interval = [encoded(end) for end in one.ours.interval]
+    return {
+        "line": printed.line,
+        "quantity": printed.y,
+        "x": printed.x,
+        "place": printed.place,
+        "read_off_a_picture": printed.figure,
+        "printed": encoded(printed.value),
+        "tolerance": printed.tolerance,
+        "ours": ours,
+        "interval": interval,
+        "deviation": deviation,
+        "outcome": str(one.outcome),
+        "why": one.why,
+    }
+
+
+@dataclass
+class ReproductionRun:
+    """The items of one command, and where their results are."""
+
+    folder: Path
+    plans: Sequence[ReproductionPlan]
+    options: SweepOptions
+    interrupted: bool = False  # whether Ctrl-C ended the work
+    # items that cannot be run here -> the reason, such as data that are missing
+    blocked: dict[str, str] = field(default_factory=dict)
+
+    def place(self, item: Item) -> Path:
+        """Return the folder of an item."""
+        return self.folder / item.paper / item.name
+
+    def compute(self) -> None:
+        """Run the cells of all items that have no result yet; Ctrl-C and deadlines end it."""
+        todo = []
+        total = 0
+        shared = SharedData()
+        for plan in self.plans:
+            self._block(plan, shared)
+            if plan.item.full_name in self.blocked:
+                continue
+            store = Store(self.place(plan.item))
+            store.refuse_links()
+            store.clean(plan.cells)
+            known = store.statuses(plan.cells)
+            todo += [(store, *one) for one in remaining(plan.cells, known, self.options)]
+            total += len(plan.cells)
+        try:
+            compute(todo, total, self.options)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _block(self, plan: ReproductionPlan, shared: SharedData) -> None:
+        """Note an item whose data cannot be loaded here: its cells would all fail."""
+        tried = set()
+        for cell in plan.cells.values():
+            if cell.scenario.data in tried:
+                continue
+            tried.add(cell.scenario.data)
+            try:
+                recording.plan(
+                    cell.scenario.without_epsilon(),
+                    data_root=self.options.data_root,
+                    download=self.options.download,
+                    trusted=self.options.trusted,
+                    shared=shared,
+                )
+            except LeakauditError as error:
+                self.blocked[plan.item.full_name] = str(error)
+                return
+
+    def finished(self) -> Iterator[Reproduced]:
+        """Yield every item with its verdict."""
+        for k, plan in enumerate(self.plans):
+            step("items", k, len(self.plans))
+            yield self._finish(plan)
+        step("items", len(self.plans), len(self.plans))
+
+    def _finish(self, plan: ReproductionPlan) -> Reproduced:
+        item = plan.item
+        start = time.perf_counter()
+        claims = self._claims(item)
+        judged: Judged | None = None
+        panels: list[Panel] = []
+        troubles: list[str] = []
+        left = len(item.claims) - len(claims)
+        note = ""
+        seconds = 0.0
+        if item.full_name in self.blocked:
+            why = f"it cannot be run here: {self.blocked[item.full_name]}"
+            judged = Judged(Reproduction.UNDECIDED, why)
+            left += len(plan.cells)
+        elif item.drawn:
+            drawn = drawing.function_of(item)(plan.scale, plan.seeds)
+            panels = drawing.panels_of(drawn, plan.seeds)
+            note = drawn.note
+        elif item.plan is not None:
+            store = Store(self.place(item))
+            results = _results(store, plan)
+            panels = gather.panels(plan, results)
+            troubles = gather.troubles(plan, results)
+            left += len(plan.cells) - len(results)
+            seconds = _seconds(store, plan)
+        if judged is None and item.state == "runs":
+            judged = rules.judge(item, panels, plan.scale, troubles)
+        seconds += time.perf_counter() - start
+        return Reproduced(plan, judged, tuple(panels), claims, seconds, tuple(troubles), left, note)
+
+    def _claims(self, item: Item) -> tuple[ClaimRow, ...]:
+        """Return the rows of an item, evaluated now unless these versions have done it here."""
+        if not item.claims:
+            return ()
+        before = stored(self.place(item))
+        known: dict[int, ClaimRow] = {}
+        if before is not None and before.versions == provenance.decisive_versions():
+            known = {row.row: row for row in before.claims}
+        wanted = [row for row in item.claims if row not in known]
+        if wanted and not (self.interrupted or expired()):
+            for one in papers.judge(papers.select((), wanted), self.options.executor):
+                known[one.row.number] = _row(one)
+        return tuple(known[row] for row in item.claims if row in known)
+
+
+def _row(one: papers.JudgedClaim) -> ClaimRow:
+    findings = []
+    for each in one.findings:
+        findings.append(ClaimFinding(about=each.about, verdict=each.verdict.name, says=each.says))
+    return ClaimRow(
+        row=one.row.number,
+        source=one.row.source,
+        claim=one.row.claim,
+        verdict=one.verdict.name,
+        findings=tuple(findings),
+        command=one.row.command,
+        seconds=round(one.seconds, 2),
+    )
+
+
+def words(verdict: str) -> str:
+    """Return the words of a verdict's name."""
+    return Verdict[verdict].words
+
+
+def _results(store: Store, plan: ReproductionPlan) -> dict[str, CellResult]:
+    found = {}
+    for key in plan.cells:
+        try:
+            result = store.load(key)
+        except LeakauditError:  # a damaged file is no result; the cell is run again
+            continue
+        if result is not None:
+            found[key] = result
+    return found
+
+
+def _seconds(store: Store, plan: ReproductionPlan) -> float:
+    """Return the processor time of the cells, each as it was last computed."""
+    last = {timing.cell: timing.cpu for timing in store.times()}
+    return sum(last.get(key, 0.0) for key in plan.cells)
+
+
+def stored(folder: Path) -> StoredOutcome | None:
+    """Return the outcome that an item's folder holds, None if there is none that can be read."""
+    try:
+        return decoded(read_json((folder / RECORD).read_bytes()), StoredOutcome)
+    except (OSError, ValueError, RecursionError, TypeMismatch):
+        return None

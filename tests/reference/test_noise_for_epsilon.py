@@ -1,0 +1,182 @@
+"""The noise for an epsilon: the paper's theorem solved for it, or the exact view."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leakaudit
+from leakaudit.cli import main
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.auditing.planned import planned
+from leakaudit.protocols.recording import Plan
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.runs.sweeping.cells import expand
+from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.work import Job
+from leakaudit.theory.bounds import gaussian
+
+DELTA = 1e-3
+
+
+def scenario(victim: str, method: str = "claim", **constants: Any) -> Scenario:
+    return Scenario(
+        victim=victim,
+        nodes=5,
+        graph="complete" if victim == "secagg" else "ring",
+        rounds=6,
+        data="gaussians",
+        model="logistic",
+        samples=4,
+        set=constants,
+        calibrate=method,
+    )
+
+
+def noise(plan: Plan) -> float:
+    assert plan.calibrated is not None
+    assert plan.scenario.set[plan.calibrated.constant] == plan.calibrated.value
+    assert "epsilon" not in plan.scenario.set
+    return plan.calibrated.value
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_recal_solves_theorem_4_in_closed_form(epsilon: float) -> None:
+    """Theorem 4: epsilon = rho + 2 sqrt(rho log(1/delta)) with rho = PLF (tau C)^2 / (2 sigma^2)."""
+    made = planned(scenario("recal", epsilon=epsilon, tau=0.2, sensitivity=3.0))
+    active = made.declared.public["active"][:6].bincount().max().item()
+    log = math.log(1 / DELTA)
+    rho = (math.sqrt(log + epsilon) - math.sqrt(log)) ** 2
+    assert noise(made) == pytest.approx(0.2 * 3 * math.sqrt(active / (2 * rho)), rel=1e-12)
+
+
+def test_mradmm_solves_its_loss_for_the_rate_of_the_noise() -> None:
+    """Loss: sum over updates of (1.4 c1 + a) / (h E_i B), c1 = 1/4, h constant, 3 updates."""
+    made = planned(scenario("mradmm", epsilon=30.0, eta=0.5))
+    assert noise(made) == pytest.approx(30 * 0.5 * 2 * 4 / 3 - 1.4 / 4, rel=1e-12)
+    with pytest.raises(LeakauditError, match="expected one that the paper claims"):
+        planned(scenario("mradmm", epsilon=0.01))
+
+
+def test_every_pair_of_muffliato_is_claimed_to_have_at_most_the_epsilon() -> None:
+    made = planned(scenario("muffliato", epsilon=2.0))
+    noise(made)
+    claims = made.victim.claims(made.graph, 6, {})
+    said = [claim.epsilon for claim in claims if claim.epsilon is not None]
+    assert max(said) == pytest.approx(2.0, rel=1e-9)
+
+
+def test_pvpadmm_has_the_epsilon_in_each_iteration() -> None:
+    assert noise(planned(scenario("pvpadmm", epsilon=0.7, perturb="dual"))) == pytest.approx(0.7)
+
+
+EXACT = [
+    ("gossip", {"sensitivity": 0.2}),
+    ("extra", {"sensitivity": 0.2}),
+    ("nids", {"sensitivity": 0.2, "noise": "message"}),
+    ("rwadmm", {"sensitivity": 0.2, "update": "gradient"}),
+    ("fedavg", {"clip": 1.0}),
+    ("fedsgd", {"clip": 1.0}),
+    ("secagg", {"clip": 1.0}),
+    ("muffliato", {}),
+    ("recal", {}),
+    ("dpsgd", {"clip": 1.0}),
+    ("dpadmm", {}),
+    ("dpnorm", {}),
+]
+
+
+@pytest.mark.parametrize(("victim", "constants"), EXACT)
+def test_the_strongest_view_of_a_recording_has_the_epsilon(
+    victim: str, constants: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = scenario(victim, "exact", epsilon=1.5, **constants)
+    made = planned(asked)
+    file = tmp_path / "t.pt"
+    trace, truth = leakaudit.record(asked, file)
+    found = made.calibrated
+    assert found is not None
+    assert trace.params[found.constant] == noise(made)
+    assert trace.provenance["calibrated"] == found.to_json()
+    told: Any = truth.provenance["scenario"]
+    assert told["set"][found.constant] == found.value
+    sensitivity = constants.get("sensitivity") or (2.0 if victim in ("fedsgd", "secagg") else None)
+    views = leakaudit.bound(file, sensitivity=sensitivity, delta=found.delta, coalitions=1)
+    mus = [one.bound.mu if one.bound.mu is not None else one.bound.node_mu for one in views]
+    assert found.delta is not None
+    worst = max(gaussian.epsilon(found.delta, mu) for mu in mus if mu is not None)
+    assert worst == pytest.approx(1.5, rel=1e-5)
+
+
+def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> None:
+    """Gossip draws noise once: lr g + n, so sigma is lr S / mu with mu of (epsilon, delta)."""
+    made = planned(scenario("gossip", "exact", epsilon=1.0, delta=1e-6, sensitivity=0.2, lr=0.5))
+    mu = gaussian.least_mu(1.0, 1e-6)
+    assert noise(made) == pytest.approx(0.5 * 0.2 / mu, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("victim", "method", "constants", "says"),
+    [
+        ("nids", "claim", {"epsilon": 1.0}, "nids: its paper claims no epsilon .* calibrate=exact"),
+        ("fedsgd", "claim", {"epsilon": 1.0}, "fedsgd: its paper claims no epsilon"),
+        ("recal", "claim", {"epsilon": 1.0, "sigma": 0.1}, "epsilon or sigma, got both"),
+        ("dpnorm", "claim", {"epsilon": 1.0, "sigma": 0.1}, "epsilon or sigma, got both"),
+        ("recal", "exact", {"epsilon": 1.0, "sigma": 0.1}, "epsilon or sigma, got both"),
+        ("nids", "exact", {"epsilon": 1.0}, "set sensitivity=… or clip=…"),
+        ("nids", "exact", {}, "needs an epsilon"),
+        ("pdmm", "exact", {"epsilon": 1.0}, "pdmm: it adds no noise"),
+        ("pdmm", "claim", {"epsilon": 1.0}, "neither pdmm nor logistic has a parameter"),
+        ("nids", "claim", {"epsilon": -1.0}, "epsilon: expected a finite number > 0"),
+        ("nids", "claim", {"epsilon": 1.0, "delta": 1e-3}, "delta goes with calibrate=exact"),
+        ("nids", "claim", {"delta": 1e-3}, "has a parameter 'delta'"),
+        ("fedsgd", "exact", {"epsilon": 1.0, "clip": 1.0, "noisy": "first"}, "is sent without"),
+    ],
+)
+def test_what_cannot_be_found_is_one_line(
+    victim: str, method: str, constants: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LeakauditError, match=says) as error:
+        planned(scenario(victim, method, **constants))
+    assert "\n" not in str(error.value)
+
+
+def test_an_epsilon_of_zero_or_none_keeps_the_noise() -> None:
+    for none in (0, 0.0, None, "none"):
+        made = planned(scenario("nids", epsilon=none, sigma=0.3))
+        assert made.calibrated is None
+        assert made.declared.victim.sigma == 0.3  # type: ignore[attr-defined]
+
+
+def test_table_two_takes_the_rounds_of_the_run() -> None:
+    for victim in ("dpsgd", "dpadmm"):
+        constants: dict[str, Any] = {"noise": "step"} if victim == "dpsgd" else {}
+        made = planned(scenario(victim, epsilon=1.0, **constants))
+        assert made.victim.horizon == 6  # type: ignore[attr-defined]
+
+
+def test_a_cell_of_a_sweep_finds_the_same_noise() -> None:
+    asked = scenario("extra", "exact", epsilon=1.0, sensitivity=0.2)
+    (cell,) = expand(SweepPlan(asked, attacks=("analytic",)))
+    result = Job().measure(cell)
+    assert result.constants == {"sigma": noise(planned(asked))}
+
+
+def test_record_says_which_noise_came_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "t.pt")
+    run = ["record", "extra", "-o", file, "--nodes", "4", "--graph", "ring", "--rounds", "3"]
+    constants = ["--set", "epsilon=1", "--set", "sensitivity=0.2"]
+    assert main([*run, *constants, "--calibrate", "exact"]) == 0
+    said = capsys.readouterr().err
+    assert "noise: sigma = " in said
+    assert "gives epsilon 1 at delta 1e-05" in said
+    assert main([*run, *constants, "--calibrate", "exactly"]) == 2
+    assert "calibrate: expected claim or exact" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["record", "extra", "--help"])
+    assert "epsilon=" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
@@ -76,6 +76,7 @@ class DKM(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
+    noiseless: ClassVar[Mapping[str, Setting]] = {"mechanism": "none"}
 
     operator: Literal["gd", "pgd", "dr"] = param(
         "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models only)", "T"
@@ -166,7 +167,7 @@ class DKM(SimulatedVictim):
                 x[i] = p.state("w", i, eq=mixed + self._relaxation(t) * self._declared(p, i, x[i]))
             shown = x
             if noise is not None:
-                shown = {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
+                shown = {i: x[i] + noise.declared(p, "n", i) for i in x}
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
@@ -223,13 +224,11 @@ class DKM(SimulatedVictim):
         return tuple(claims)
 
     @property
-    def _moved(self) -> float | None:
-        """Return how far a gradient step may move a gradient for a broadcast to move by Delta.
+    def _moved(self) -> float:
+        """Return how far a gradient may move for a broadcast to move by Delta, at the same x.
 
-        None for the other operators, whose step is no linear function of a gradient.
+        The three operators are nonexpansive functions of gamma times the gradient.
         """
-        if self.operator != "gd":
-            return None
         return self.sensitivity / (self.alpha * self.gamma)
 
     def _noise(self) -> Noise | None:
@@ -285,7 +284,9 @@ class DKM(SimulatedVictim):
         if self.operator == "dr":
             r = self._unknown(p, "r", i, x)
             v = p.state("v", i)
-            p.relate(gamma * p.grad(i, at=v), 2 * r - x - v)
+            step = gamma * p.grad(i, at=v)
+            p.relate(step, 2 * r - x - v)
+            p.firm(v, of=2 * r - x, by=step)
             return v - r
         moved = x - gamma * p.grad(i, at=x)
         if not self.l1:
@@ -298,4 +299,5 @@ class DKM(SimulatedVictim):
             return of
         out = p.state(name, i)
         p.opaque(out, of=[of])
+        p.firm(out, of=of)
         return out

@@ -176,15 +176,21 @@ class _Test:
         if found is None:
             return Outcome.MISSING
         low, high = found.ends
-        if self.strict:
-            inside = self.low < low and high < self.high
-            outside = high <= self.low or low >= self.high
-        else:
-            inside = self.low <= low and high <= self.high
-            outside = high < self.low or low > self.high
-        if inside:
+        if self._above(low) and self._below(high):
             return Outcome.HOLDS
-        return Outcome.FAILS if outside else Outcome.UNDECIDED
+        if not self._above(high) or not self._below(low):
+            return Outcome.FAILS
+        return Outcome.UNDECIDED
+
+    def _above(self, value: float) -> bool:
+        if self.low == -math.inf:
+            return True
+        return value > self.low or (value == self.low and not self.strict)
+
+    def _below(self, value: float) -> bool:
+        if self.high == math.inf:
+            return True
+        return value < self.high or (value == self.high and not self.strict)
 
     @property
     def found(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,7 +20,8 @@ from leakaudit.judging.papers.runs import EXACT, FinishedRun, fresh, input_error
 from leakaudit.protocols.declared import constant
 from leakaudit.scoring.scoring import score
 from leakaudit.theory.relations import determined, is_determined, know
-from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction import hearing, two_steps
+from leakaudit.views.extraction.deduction import Deduction
 
 STOPS = (5, 20, 100, 400)
 ATTACKED = range(8)  # those of the 60 nodes whose inputs are computed
@@ -33,34 +33,6 @@ THESIS: dict[str, Any] = {
     "graph": f"rgg:{math.sqrt(math.log(NODES) / NODES):.6f}",
     "set": {"rho": 0.4, "alpha": 0.1, "z0": 1.0},
 }
-
-
-def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
-    """Return g^1 - g^3 by eq. (4.3), with theta = 1 and the last models of all nodes as equal."""
-    w = done.truth.states["w"]
-    rho = constant(done.trace, "rho")
-    a = 1 / constant(done.trace, "alpha")
-    w = w - w[-1]  # the messages give the changes of w; the final w*, common to all nodes, cancels
-    around = list(done.trace.graph.neighbours[leak.node])
-    own = w[:, leak.node]
-    d = len(around)
-    value = (
-        (rho * d - a) * (own[3] - own[1])
-        + a * own[4]
-        + (2 * rho * d - a) * own[2]
-        - 2 * rho * w[3, around].sum(0)
-    )
-    combination = torch.tensor([[1.0, 0.0, -1.0]], dtype=w.dtype)
-    std = torch.full((1,), 1e-15, dtype=w.dtype)
-    return replace(
-        leak,
-        rounds=torch.arange(1, 4),
-        combination=combination,
-        value=value[None],
-        std=std,
-        noise=None,
-        theta=None,
-    )
 
 
 def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
@@ -76,7 +48,9 @@ def _early_stopping() -> Iterator[Judgement]:
         done = run(rounds=stop, **THESIS)
         leaks = list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6))
         one[str(stop)] = input_error(done, leaks)
-        two[str(stop)] = input_error(done, [two_steps(done, leak) for leak in leaks])
+        heard = Deduction(done.trace, Adversary())
+        estimates = [two_steps.leak(heard, leak.node, 1, "gradient") for leak in leaks]
+        two[str(stop)] = input_error(done, estimates)
     listed = ", ".join(f"{two[str(s)]:.2g} and {one[str(s)]:.1e} at t_max = {s}" for s in STOPS)
     yield Judgement(
         "gradient differences",

@@ -51,9 +51,7 @@ def _lemma_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
 
 @draws("dp-norm/table1")
 def _table_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
-    done = run(
-        victim="dpnorm", nodes=6, graph="ring", rounds=1, samples=20, set={"bias": False}
-    )
+    done = run(victim="dpnorm", nodes=6, graph="ring", rounds=1, samples=20, set={"bias": False})
     x, _ = done.truth.of(0)
     sent = sum(int((m.src == 0).sum()) * m.payload.shape[1] for m in done.trace.messages)
     size = done.truth.states["w"].shape[-1]  # p

@@ -143,9 +143,7 @@ def _divergence(scale: str, seeds: Sequence[int]) -> DrawnItem:
         rho = 1 / (2 * noise**2)
         lines = [
             DrawnLine(f"rho alpha, sigma = {noise:g}", ORDERS, [rho * a for a in ORDERS]),
-            DrawnLine(
-                f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]
-            ),
+            DrawnLine(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
         ]
         title = f"Rényi divergence, Delta = 1 and sigma = {noise:g}"
         panels.append(DrawnPanel("divergence", title, "order alpha", lines))

@@ -282,3 +282,14 @@ def test_an_exact_item_needs_no_seeds() -> None:
     lines = panel(line("a", (1.0,), exact=True))
     judged = rules.judge(item([number()]), lines, "paper", ())
     assert judged.word is Reproduction.REPRODUCED
+
+
+def test_best_is_the_largest_value_of_each_seed() -> None:
+    lines = [line("a", (0.1, 0.9, None, 0.5), (0.2, 0.3, 0.7, 0.6)), line("b", (0.5,), (0.5,))]
+    found = rules.compared(number(0.8, 1.3, x="best"), panel(*lines))
+    assert found.ours is not None
+    assert found.ours.mean == pytest.approx(0.8)
+    assert found.outcome is Outcome.HOLDS
+    assert outcome(lines, "above", x="best", by=-1.0) is Outcome.HOLDS
+    empty = rules.compared(number(0.8, 1.0, x="best"), panel(line("a", (0.1,), (None,))))
+    assert empty.outcome is Outcome.MISSING

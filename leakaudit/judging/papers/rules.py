@@ -124,8 +124,7 @@ def compared(printed: Printed, panels: Sequence[Panel]) -> ComparedNumber:
     line = lookup(panels, printed.y).get(printed.line)
     if line is None:
         return ComparedNumber(printed, None, Outcome.MISSING, f"there is no {printed.y}")
-    k = line.index(printed.x)
-    ours = None if k is None else line.estimate(k)
+    ours = line.estimate_at(printed.x)
     if ours is None:
         why = line.why or f"no value at {printed.x}"
         return ComparedNumber(printed, None, Outcome.MISSING, why)

@@ -128,7 +128,10 @@ class Job:
         wanted = cell.plan.nodes or hearing.targets(trace, adversary)
         mine = [n for n in wanted if n not in adversary.corrupt]
         heard = Deduction(trace, adversary)
-        leaks = hearing.deduce(heard, mine, cell.plan.gradients, incomplete=True)
+        estimator = attacking.estimator(cell.attack, cell.settings)
+        leaks = hearing.deduce(
+            heard, mine, cell.plan.gradients, incomplete=True, estimator=estimator
+        )
         if leaks.not_understood:
             node = min(leaks.not_understood)
             raise LeakauditError(f"node {node}: {leaks.undetermined[node]}")

@@ -386,8 +386,9 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
     shown = comparison
     if bound.reached is not None:
         shown = replace(shown, least=gaussian.epsilon(claim.delta, bound.reached))
-    if bound.mu is not None:
-        upper = gaussian.epsilon(claim.delta, bound.mu)
+    guarantee = bound.guarantee
+    if guarantee is not None:
+        upper = guarantee.epsilon(claim.delta)
         shown = replace(shown, exact=upper, ratio=_ratio(upper, claim.epsilon))
         if upper <= limit:
             why = f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}"

@@ -255,14 +255,14 @@ def test_a_verdict_is_no_stronger_than_its_weakest_input(
 ) -> None:
     judged = rules.judge(item(printed, [FALLS], **more), panel(line("a", *runs)), scale, ())
     assert judged.word is word
-    assert why in judged.sentence
+    assert why in judged.why
 
 
 def test_a_failed_cell_is_named_and_forbids_the_best_word() -> None:
     lines = panel(line("a", *TWO))
     judged = rules.judge(item([number()], [FALLS]), lines, "paper", ["seed 3: it diverged"])
     assert judged.word is Reproduction.SAME_SHAPE
-    assert "seed 3: it diverged" in judged.sentence
+    assert "seed 3: it diverged" in judged.why
 
 
 def test_a_failure_is_stated_although_others_are_missing() -> None:

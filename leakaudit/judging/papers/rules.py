@@ -26,6 +26,8 @@ from leakaudit.judging.papers.items import (
 )
 from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup
 
+TOLD = 2  # most tests of one expectation whose numbers are stated
+
 
 class Outcome(StrEnum):
     """The outcome of one test."""
@@ -105,11 +107,6 @@ class Judged:
     why: str  # what it rests on, or what is missing
     numbers: tuple[ComparedNumber, ...] = ()
     shapes: tuple[TestedShape, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """The verdict with its reason."""
-        return f"{self.word} ({self.why})" if self.why else str(self.word)
 
 
 def in_words(ours: Estimate) -> str:
@@ -210,7 +207,9 @@ def tested(expected: Expected, panels: Sequence[Panel]) -> TestedShape:
     outcomes = [test.outcome for test in tests]
     outcome = _any(outcomes) if expected.x == ANY else _all(outcomes)
     shown = [test for test in tests if test.outcome is outcome] or tests
-    words = "; ".join(test.found for test in shown[:3])
+    words = "; ".join(test.found for test in shown[:TOLD])
+    if len(shown) > TOLD:
+        words = f"{words}; and {len(shown) - TOLD} more"
     why = [line.why for line in lines if line.why]
     if outcome is Outcome.MISSING and why:
         words = f"{words} ({why[0]})"

@@ -23,13 +23,16 @@ NAMES = {
     "mnist": "MNIST, as downloaded, in the folder --data-root or a subfolder",
     "fashion": "Fashion-MNIST, as downloaded, in the folder --data-root or a subfolder",
     "cifar10": "CIFAR-10, as downloaded, in the folder --data-root or a subfolder",
+    "ijcnn1": "ijcnn1 of LIBSVM, 22 features, 2 classes, as downloaded, in the folder --data-root "
+    "or a subfolder",
     "text": "sentences of Python's own documentation, 32 bytes each; text:N for another length",
     "gaussians": "two Gaussians in the plane, 1000 records; gaussians:N for another number",
     "regression": "features A of N(0, 1), targets A x*, 1000 records with 10 features; "
     "regression:N,P for other numbers, regression:N,P,SD with noise",
     "classification": "features A of N(0, 1), classes by the logistic model of A x*, 1000 records "
     "with 10 features; classification:N,P for other numbers",
-    "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,); x_test, y_test if there are",
+    "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,); and optionally owner (n,), "
+    "x_test and y_test",
     "images:FOLDER": "PNG or JPEG files of the same size; subfolders are classes",
     "libsvm:FILE": "LIBSVM text, plain, .bz2 or .gz",
 }
@@ -45,7 +48,7 @@ RANDOM = re.compile(
     r"gaussians(:\d{1,9})?|classification(:\d{1,9},\d{1,6})?"
     r"|regression(:\d{1,9},\d{1,6}(,\d*\.?\d+(e-?\d{1,2})?)?)?"
 )
-SPLITS = re.compile(r"(iid)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
+SPLITS = re.compile(r"(iid)|(owners)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
 # Attempts to assign exact numbers of classes. Nodes choose freely in all but the last, in which
 # they choose the largest classes first, which succeeds more often. A choice.
 ATTEMPTS = 20
@@ -69,6 +72,7 @@ class Dataset:
     tokens: int = 0
     # (s,) int64 class of each record, if y are targets that stand for classes
     groups: Tensor | None = None
+    owners: Tensor | None = None  # (s,) int64 number of the owner of each record, if it is known
     held: tuple[Tensor, Tensor] | None = None  # x and y of its own test set, if that was read
     planted: Tensor | None = None  # (p,) weights from which the targets were drawn
 
@@ -134,6 +138,8 @@ def load(
         path = Path(rest).expanduser()
         shown = f"{kind}:{path.name}"  # without the folders, which are private
         found = _dataset(shown, FILES[kind](path))
+        if kind == "npz":
+            found = replace(found, owners=data_files.read_npz_owners(path, len(found)))
         if held and kind == "npz":
             tested = data_files.read_npz_test(path)
             found = found if tested is None else _with_test(found, tested)
@@ -151,13 +157,18 @@ def load(
         return _dataset(name, data_sources.photos(download))
     if re.fullmatch(r"text(:\d{1,5})?", name):
         return _dataset(name, data_sources.text(int(rest or data_sources.LINE)))
-    if name in data_sources.TORCHVISION:
-        found = _dataset(name, data_sources.published(name, root, download))
+    if name == "ijcnn1" or name in data_sources.TORCHVISION:
+        found = _dataset(name, _published(name, root, download, train=True))
         if held:
-            tested = data_sources.published(name, root, download, train=False)
-            found = _with_test(found, tested)
+            found = _with_test(found, _published(name, root, download, train=False))
         return found
     raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
+
+
+def _published(name: str, root: Path | None, download: bool, train: bool) -> Records:
+    if name == "ijcnn1":
+        return data_sources.ijcnn1(root, train)
+    return data_sources.published(name, root, download, train)
 
 
 def _with_test(found: Dataset, records: Records) -> Dataset:
@@ -231,7 +242,8 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
         how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
             classes chosen at random; ``dirichlet:A``, every node draws its class proportions from a
             symmetric Dirichlet distribution (small A: few classes), and uses other classes once one
-            is exhausted.
+            is exhausted; ``owners``, every node is assigned equally many owners of records at
+            random, and holds records of these only.
     """
     need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):
@@ -241,11 +253,13 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
         )
     kind = SPLITS.fullmatch(how)
     if kind is None:
-        raise LeakauditError(f"split: expected iid, classes:C or dirichlet:A, got {how!r}")
-    iid, classes, concentration = kind.groups()
+        raise LeakauditError(f"split: expected iid, classes:C, dirichlet:A or owners, got {how!r}")
+    iid, owners, classes, concentration = kind.groups()
     if iid:
         order = torch.randperm(len(dataset), generator=generator, device=generator.device)
         return order.cpu()[:need].reshape(nodes, samples)
+    if owners:
+        return _by_owners(dataset, nodes, samples, generator)
     groups = dataset.y if dataset.groups is None else dataset.groups
     if groups.is_floating_point():
         raise LeakauditError(
@@ -260,6 +274,30 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
     else:
         counts = _by_dirichlet(have, nodes, samples, float(concentration), rng)
     return _deal(y, counts, rng)
+
+
+def _by_owners(dataset: Dataset, nodes: int, samples: int, generator: Generator) -> Tensor:
+    if dataset.owners is None:
+        raise LeakauditError(
+            f"split owners: {dataset.name} does not say who owns a record; use npz:FILE with an "
+            "array owner (n,)"
+        )
+    _, owner = dataset.owners.unique(return_inverse=True)
+    each = (int(owner.max()) + 1) // nodes
+    node = torch.full((int(owner.max()) + 1,), -1)
+    order = torch.randperm(len(node), generator=generator, device=generator.device).cpu()
+    node[order[: each * nodes]] = torch.arange(nodes).repeat_interleave(each)
+    rows = []
+    for k in range(nodes):
+        own = (node[owner] == k).nonzero().flatten()
+        if len(own) < samples:
+            raise LeakauditError(
+                f"split owners: the {each} owners of node {k} have {len(own)} records together, "
+                f"fewer than the {samples} samples of a node; use fewer samples or nodes"
+            )
+        shuffled = torch.randperm(len(own), generator=generator, device=generator.device).cpu()
+        rows.append(own[shuffled[:samples]])
+    return torch.stack(rows)
 
 
 def _deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Tensor:

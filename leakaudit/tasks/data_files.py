@@ -114,6 +114,23 @@ def read_npz_test(path: Path) -> Records | None:
     return _values(x), torch.from_numpy(target.astype(np.int64)), (), _levels(x), 0
 
 
+def read_npz_owners(path: Path, count: int) -> Tensor | None:
+    """Read the array owner (n,) of an npz file, as whole numbers; None if it has none."""
+    found = _opened_npz(path, _owner_array)
+    if found is None:
+        return None
+    if found.shape != (count,) or found.dtype.kind not in "iuU":
+        raise LeakauditError(
+            f"npz {path}: expected owner ({count},) of whole numbers or text, one per record, got "
+            f"{found.dtype} {found.shape}"
+        )
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+
+
+def _owner_array(file: npz.Npz, _: Path) -> np.ndarray | None:
+    return file["owner"] if "owner" in file.files else None
+
+
 def _values(x: np.ndarray) -> Tensor:
     """Return the records of an array of images or features, as float32."""
     if x.dtype == np.uint8:

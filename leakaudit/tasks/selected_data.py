@@ -59,9 +59,12 @@ def _of_classes(source: Dataset, wanted: str) -> Dataset:
         return x[inside], number[y[inside]]
 
     x, y = kept(source.x, source.y)
+    owners = source.owners
+    if owners is not None:
+        owners = owners[number[source.y] >= 0]
     labels = tuple(source.labels[c] for c in chosen) if source.labels else tuple(map(str, chosen))
     held = None if source.held is None else kept(*source.held)
-    return replace(source, x=x, y=y, labels=labels, classes=len(chosen), held=held)
+    return replace(source, x=x, y=y, labels=labels, classes=len(chosen), held=held, owners=owners)
 
 
 def _scaled(source: Dataset, rows: str) -> Dataset:

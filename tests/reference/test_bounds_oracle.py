@@ -26,7 +26,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.victim import Victim
-from leakaudit.theory.relations import Expression, Relations
+from leakaudit.theory.relations import Expression, Relations, account, know
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 BELOW = 1e-9  # relative rounding of a mu
@@ -40,6 +40,7 @@ STAR = Graph(4, ((0, 3), (1, 3), (2, 3)))
 COMPLETE = Graph(4, tuple(itertools.combinations(range(4), 2)))
 GRAPHS = (PATH, RING, LOLLIPOP)
 SIGMA = {"sigma": STD}
+MOVED = {"sensitivity": 0.01}
 GAUSSIAN = math.sqrt(2 * math.log(1.25 / 1e-3)) * 0.01 / 0.5  # DP-dKM: epsilon .5, delta 1e-3
 
 
@@ -102,8 +103,12 @@ CASES = [
     Case.alike(unrolled.muffliato, gossips=2),
     Case(unrolled.tracking),
     Case.alike(unrolled.tracking, noise="message"),
-    Case(unrolled.dkm, {"mechanism": "gaussian"}, {"std": GAUSSIAN}),
-    Case(unrolled.dkm, {"mechanism": "gaussian", "fade": 2.0}, {"std": GAUSSIAN, "fade": 2.0}),
+    Case(unrolled.dkm, {"mechanism": "gaussian", **MOVED}, {"std": GAUSSIAN}),
+    Case(
+        unrolled.dkm,
+        {"mechanism": "gaussian", "fade": 2.0, **MOVED},
+        {"std": GAUSSIAN, "fade": 2.0},
+    ),
     Case(unrolled.extra),
     Case.alike(unrolled.extra, noise="message"),
     Case.alike(unrolled.extra, fade=0.5),
@@ -312,6 +317,20 @@ def test_no_bound_is_below_the_oracle_in_larger_networks(
     record_property("views", str(judge))
 
 
+@pytest.mark.parametrize("seed", [5, 6])
+def test_equal_messages_make_no_pivot_zero(seed: int) -> None:
+    """With seed 6, two messages with the same noise and model once ended in "ill-conditioned"."""
+    ring = Graph(6, tuple(sorted((min(i, (i + 1) % 6), max(i, (i + 1) % 6)) for i in range(6))))
+    case = Case.alike(unrolled.dpnorm, inner=10, order="random", noise="inner")
+    made = case.protocol(ring, 4)
+    public = made.victim.schedule(ring, 4, torch.Generator().manual_seed(seed))
+    p = made.victim.relations(ring, 4, public)
+    found = account(know(p, Adversary()), p.gradients(0), 1.0, certify=False)
+    fisher = case.run(ring, 4, public, size=600).view(Adversary(), 0).fisher
+    assert fisher.min() > -1e-12  # aligned changes add up
+    assert found.mu == pytest.approx(math.sqrt(fisher.sum()), rel=1e-12)
+
+
 def test_the_oracle_sees_a_wrong_equation() -> None:
     """An unrolled run with other noise or another schedule does not agree."""
     half = Case(unrolled.gossip, {"sigma": 2 * STD})
@@ -380,7 +399,7 @@ IN_BATCHES = [
         {"inner": 2, "alpha": 0.02},
         [PATH],
     ),
-    Case(unrolled.dkm, {"mechanism": "gaussian", "batch": 1}, {"std": GAUSSIAN}, [PATH]),
+    Case(unrolled.dkm, {"mechanism": "gaussian", "batch": 1, **MOVED}, {"std": GAUSSIAN}, [PATH]),
     Case(unrolled.dpadmm, {**SIGMA, "batch": 1, "steps": 2}, {"steps": 2}, [PATH]),
     Case(unrolled.secagg, {**SIGMA, "batch": 1}, {}, [COMPLETE]),
 ]

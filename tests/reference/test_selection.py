@@ -6,17 +6,21 @@ import gzip
 import io
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.protocols import recording, training_curves
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring.scoring import score
 from leakaudit.tasks import _torchvision, data, idx, selected_data
 from leakaudit.tasks.selection import Selection
 
@@ -75,6 +79,25 @@ def test_rows_of_unit_norm_are_what_the_model_receives() -> None:
     plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", rows="unit"))
     x = unit.x[:2].double()
     assert torch.equal(plan.task.normalise(x), x)
+
+
+def test_dark_images_have_the_scores_of_bright_ones() -> None:
+    """Scaling all images scales the data range with them, so that PSNR and SSIM are the same."""
+    plan = recording.plan(Scenario("dpsgd", nodes=3, graph="ring", samples=4, rows="unit"))
+    truth = recording.record(plan, None).truth_record
+    width = float(load("faces", rows="unit").x.max())
+    assert truth.data_range == plan.data_range == width < 0.2
+    noise = 0.01 * torch.randn(4, 1, 25, 25, generator=Generator().manual_seed(0))
+    x, y = truth.of(0)
+    guess = Reconstruction(0, "test", x + noise, y, Certificate.FAILED, 0.0)
+    (dark,) = score(guess, truth)
+    bright = replace(truth, x=truth.x / width, pool=truth.pool / width, provenance={})
+    (again,) = score(replace(guess, x=guess.x / width), bright)
+    assert dark.psnr is not None
+    assert dark.ssim is not None
+    assert dark.psnr == pytest.approx(again.psnr, abs=1e-3)
+    assert dark.ssim == pytest.approx(again.ssim, abs=1e-4)
+    assert dark.blind_psnr == pytest.approx(again.blind_psnr, abs=1e-3)
 
 
 def test_a_record_of_zeros_stays_one(tmp_path: Path) -> None:
@@ -284,6 +307,37 @@ def test_the_test_set_of_an_npz_file_has_the_classes_of_its_training_set(tmp_pat
         load(f"npz:{path}", held=True)
 
 
+def _owned(tmp_path: Path, owner: object) -> str:
+    x = np.arange(60.0)[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, owner=owner)  # type: ignore[arg-type]
+    return f"npz:{tmp_path / 'a.npz'}"
+
+
+def test_nodes_hold_the_records_of_equally_many_owners(tmp_path: Path) -> None:
+    owner = np.array([f"writer {k % 7}" for k in range(60)])  # of 9 or 8 records each
+    for classes in ("", "0,2"):
+        found = load(_owned(tmp_path, owner), classes=classes)
+        rows = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+        assert len(rows.unique()) == 24
+        whose = [set(owner[found.x[own, 0].long().numpy()]) for own in rows]
+        assert [len(names) for names in whose] == [2, 2, 2]
+        assert len(set.union(*whose)) == 6
+    again = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
+    assert torch.equal(again, rows)
+
+
+def test_owners_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LeakauditError, match="faces does not say who owns a record"):
+        recording.plan(Scenario("dpsgd", nodes=3, graph="ring", split="owners"))
+    found = load(_owned(tmp_path, np.arange(60) % 7))
+    with pytest.raises(LeakauditError, match=r"the 2 owners of node 0 have 1\d records together"):
+        data.split(found, 3, 20, "owners", Generator().manual_seed(0))
+    with pytest.raises(LeakauditError, match=r"expected owner \(60,\) of whole numbers or text"):
+        load(_owned(tmp_path, np.zeros(60)))
+    with pytest.raises(LeakauditError, match=r"got int64 \(59,\)"):
+        load(_owned(tmp_path, np.arange(59)))
+
+
 # --- held-out records -----------------------------------------------------------------------------
 
 
@@ -468,6 +522,26 @@ def test_the_distance_is_that_to_the_optimum(
     assert float(run["relative_error"][2]) == pytest.approx(relative, rel=1e-9)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_distance_is_that_to_the_optimum_of_logistic_regression(bias: bool) -> None:
+    chosen = {"set": {"l2": 0.05, "bias": bias}}
+    _, truth = _recorded(model="logistic", rounds=2, test=0, samples=9, **chosen)
+    x = truth.x.double().numpy()
+    if bias:
+        x = np.concatenate([x, np.ones((len(x), 1))], 1)
+    sign = 2 * truth.y.numpy() - 1
+
+    def value(w: np.ndarray) -> float:
+        return float(np.logaddexp(0, -sign * (x @ w)).mean() + 0.025 * (w @ w))
+
+    found = minimize(value, np.zeros(x.shape[1]), method="BFGS", options={"gtol": 1e-9})
+    run = training_curves.kept(truth, "run")
+    away = np.linalg.norm(truth.states["w"][2].numpy() - found.x, axis=1)
+    assert float(run["rmse_nodes"][2]) == pytest.approx(away.mean() / len(found.x) ** 0.5, rel=1e-5)
+    _, free = _recorded(model="logistic", rounds=2, test=0, samples=9, set={"bias": bias})
+    assert "rmse" not in training_curves.kept(free, "run")  # separable data have no optimum
+
+
 def test_a_converged_run_is_at_the_optimum_and_near_the_planted_weights() -> None:
     shared = {"data": "regression:400,3", "model": "linear", "rounds": 300, "samples": 90}
     _, exact = _recorded(victim="single", test=0, **shared, set={"mu": 0.5})
@@ -518,3 +592,18 @@ def test_an_optimum_that_is_not_unique_or_not_linear_has_no_distance() -> None:
     assert "rmse_planted" in truth.states
     _, truth = _recorded(test=0, rounds=2, data="classification:60,4", rows="unit")
     assert "rmse_planted" not in truth.states
+
+
+def test_ijcnn1_is_read_as_downloaded(tmp_path: Path) -> None:
+    folder = tmp_path / "ijcnn1"
+    folder.mkdir()
+    (folder / "ijcnn1").write_text("-1 1:0.5 3:1\n+1 2:-1\n-1 3:0.25\n")
+    (folder / "ijcnn1.t").write_text("+1 1:2\n-1 3:1\n")
+    found = data.load("ijcnn1", tmp_path, held=True)
+    assert found.x.tolist() == [[0.5, 0, 1], [0, -1, 0], [0, 0, 0.25]]
+    assert found.y.tolist() == [0, 1, 0]
+    assert found.held is not None
+    assert found.held[0].tolist() == [[2, 0, 0], [0, 0, 1]]
+    assert found.held[1].tolist() == [1, 0]
+    with pytest.raises(LeakauditError, match=r"no ijcnn1 or ijcnn1\.bz2 in it or in its subfolder"):
+        data.load("ijcnn1", folder / "none")

@@ -56,7 +56,7 @@ class Blind:
     @cached_property
     def unlike(self) -> NDArray[np.float64] | None:
         """Distances of structure between all records, (m, m); None if SSIM is not defined."""
-        found = metrics.structural_distances(self.ready.source.x)
+        found = metrics.structural_distances(self.ready.source.x, data_range=self.ready.data_range)
         return None if found is None else found.numpy()
 
     @property
@@ -66,7 +66,7 @@ class Blind:
 
     def near(self, psnr: float) -> float:
         """Return the upper limit of the probability that one guess reaches a PSNR."""
-        return self._kappa(tolerance(psnr, 1.0))
+        return self._kappa(tolerance(psnr, self.ready.data_range))
 
     def _kappa(self, distance: float) -> float:
         if self.why:
@@ -77,7 +77,9 @@ class Blind:
     def psnr(self, guarantee: Guarantee, chance: float) -> float:
         """Return the PSNR that a record exceeds with a probability below `chance`, in dB."""
         error = self._nearest(guarantee, chance, self.apart)
-        return min(metrics.PSNR_CAP, -20 * math.log10(error)) if error else metrics.PSNR_CAP
+        if not error:
+            return metrics.PSNR_CAP
+        return min(metrics.PSNR_CAP, 20 * math.log10(self.ready.data_range / error))
 
     def ssim(self, guarantee: Guarantee, chance: float) -> float | None:
         """Return the SSIM that a record exceeds with a probability below `chance`."""

@@ -24,11 +24,9 @@ WIDEST = 30.0  # half-width u beyond which exp(-u^2) is 0 in double precision
 
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield a finding if the truncated noise of one release has a larger delta than claimed."""
-    moved = case.number("sensitivity")
-    if moved <= 0:
-        return
     for claim in case.claims:
-        if claim.rounds != 1 or not claim.delta or claim.std is None:
+        moved = claim.calibrated_to or case.number("sensitivity")
+        if claim.rounds != 1 or not claim.delta or claim.std is None or moved <= 0:
             continue
         noise = _noise(case.laws, claim, moved)
         if noise is not None:

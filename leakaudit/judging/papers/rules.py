@@ -127,8 +127,7 @@ def compared(printed: Printed, panels: Sequence[Panel]) -> ComparedNumber:
     line = lookup(panels, printed.y).get(printed.line)
     if line is None:
         return ComparedNumber(printed, None, Outcome.MISSING, f"there is no {printed.y}")
-    k = line.index(printed.x)
-    ours = None if k is None else line.estimate(k)
+    ours = line.estimate_at(printed.x)
     if ours is None:
         why = line.why or f"no value at {printed.x}"
         return ComparedNumber(printed, None, Outcome.MISSING, why)
@@ -176,15 +175,21 @@ class _Test:
         if found is None:
             return Outcome.MISSING
         low, high = found.ends
-        if self.strict:
-            inside = self.low < low and high < self.high
-            outside = high <= self.low or low >= self.high
-        else:
-            inside = self.low <= low and high <= self.high
-            outside = high < self.low or low > self.high
-        if inside:
+        if self._above(low) and self._below(high):
             return Outcome.HOLDS
-        return Outcome.FAILS if outside else Outcome.UNDECIDED
+        if not self._above(high) or not self._below(low):
+            return Outcome.FAILS
+        return Outcome.UNDECIDED
+
+    def _above(self, value: float) -> bool:
+        if self.low == -math.inf:
+            return True
+        return value > self.low or (value == self.low and not self.strict)
+
+    def _below(self, value: float) -> bool:
+        if self.high == math.inf:
+            return True
+        return value < self.high or (value == self.high and not self.strict)
 
     @property
     def found(self) -> str:

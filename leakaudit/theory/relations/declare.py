@@ -44,6 +44,7 @@ _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 # recorded.
 Limits: TypeAlias = tuple[int, int, frozenset[int]]
 _MOST: ContextVar[Limits | None] = ContextVar("most", default=None)
+_TIMES: ContextVar[int] = ContextVar("times", default=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,19 @@ def at_most(most: Limits | None) -> Iterator[None]:
         _MOST.reset(token)
 
 
+@contextmanager
+def gradients_times(count: int) -> Iterator[None]:
+    """Inside, a protocol's gradients are so many times those of the mean over a node's records.
+
+    A protocol whose f_i are sums over `count` records is declared by the equations of its paper.
+    """
+    token = _TIMES.set(count)
+    try:
+        yield
+    finally:
+        _TIMES.reset(token)
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -153,6 +167,7 @@ class Relations:
         self._made = self._idle = 0  # vectors of all rounds, and of those without messages
         self._terms = 0
         self._outline = _OUTLINE.get()
+        self._times = _TIMES.get()
         self._most = _MOST.get()
         if self._most is not None and self._outline:
             vectors, idle, busy = self._most
@@ -188,14 +203,18 @@ class Relations:
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
     ) -> Expression:
-        """Return an unknown gradient of the owner's loss, evaluated at a model."""
+        """Return an unknown gradient of the owner's loss, evaluated at a model.
+
+        The vector is the gradient of the mean over the owner's records; what is returned is so many
+        times this vector as `gradients_times` says.
+        """
         self._same(at)
         self._count(at)
         self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = at
         self.before[g.vector] = len(self.relations)
-        return g
+        return g * self._times
 
     def noise(
         self,

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 # leaked one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided
 # by the norm of g, so a zero gradient has the residual 1.
 #
-# The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
-# has a line search, images are optimised in scaled frequencies instead of pixels, and starts are
-# near gray.
+# The search differs from the published one, and each difference has a parameter that reverts it:
+#
+#     L-BFGS has a line search, and a relative objective   search=published
+#     scaled frequencies of the image, not pixels          space=pixels
+#     starts near gray, not N(0, 1)                        start=normal
+#     float32 is refined in float64                        (search=published: float32)
+#     three starts, and an end when the leak is fitted     restarts=1 goal=0
 
 
 @attack("dlg")

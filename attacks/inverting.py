@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import read_labels
-from leakaudit.inversion.search import adam, local_training, objectives, priors
+from leakaudit.inversion.search import adam, local_training, objectives, priors, published_lbfgs
 from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.local_training import Local
@@ -85,6 +85,16 @@ class Inverting(Attack):
         "sign of slopes; soft: slope divided by its size plus the mean size, with a cosine "
         "schedule; hard: as published",
     )
+    weights: Literal["equal", "linear", "exp"] = param(
+        "equal",
+        "weights of the parameters in the cosine, as in the published code; linear: 1 for the "
+        "first parameter to 1/n for the last of n; exp: e^-k for the k-th",
+    )
+    optimiser: Literal["adam", "lbfgs"] = param(
+        "adam",
+        "lbfgs: that of the published code, torch's without a line search, 20 iterations a step; "
+        "it uses no rate, sign or rounding",
+    )
     rounding: float = param(
         0.8,
         "initial width of rounded ReLUs, relative to their inputs; "
@@ -122,11 +132,14 @@ class Inverting(Attack):
             y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
             rows = self.rows if local.batches == 1 else 1
             target = objectives.target(leak, task, rows, getattr(torch, self.dtype))
+            factors = objectives.factors(task, target.columns, self.weights, target.aim.dtype)
+            target = replace(target, factors=factors)
             wanted.append(_Wanted(k, target, local, y, how, generators[k]))
         for group in _groups(wanted):
             for one, run in self._search(group, task):
                 residual = partial(local_training.misfit, one.target, task, one.local, y=one.y)
-                note = f"{one.how}signed Adam {run}"
+                search = "L-BFGS" if self.optimiser == "lbfgs" else "signed Adam"
+                note = f"{one.how}{search} {run}"
                 leak = leaks[one.place]
                 found = objectives.reconstruction(
                     "inverting", leak, task, one.target, run.point[0], one.y, residual, note
@@ -144,29 +157,46 @@ class Inverting(Attack):
         starts = torch.stack(drawn)
         soft = self.sign == "soft"
         rounding = Rounding(self.rounding)
-        smooth = task.rounded(rounding) if self.rounding and soft else task
+        by_adam = self.optimiser == "adam"
+        smooth = task.rounded(rounding) if self.rounding and soft and by_adam else task
         local = wanted[0].local
         alone = local.steps > 1
         given: Point = (y,)
         if alone:
             objective = partial(_of_updates, targets[0], smooth, local, self.tv)
         else:
-            objective = partial(_of_gradients, smooth, targets[0].columns, self.tv)
-            given = (*objectives.stacked(targets), y)
+            objective = partial(_of_gradients, smooth, targets[0], self.tv)
+            theta, mixing, _ = objectives.stacked(targets)
+            given = (theta, mixing, torch.stack([target.weighted for target in targets]), y)
         goals = starts.new_zeros(len(each))
         problems = Problems(objective, given, goals, smooth.vectorised and not alone)
-        runs = adam.minimise(
-            problems.at((starts,)),
-            starts.flatten(1),
-            RateSchedule(self.steps, self.rate, self.sign, stages=not soft),
-            partial(priors.boxed, task),
-            "inverting",
-            lambda k, x, values: rounding.at(k / self.steps),
-        )
+        box = partial(priors.boxed, task)
+        if by_adam:
+            runs = adam.minimise(
+                problems.at((starts,)),
+                starts.flatten(1),
+                RateSchedule(self.steps, self.rate, self.sign, stages=not soft),
+                box,
+                "inverting",
+                lambda k, x, values: rounding.at(k / self.steps),
+            )
+        else:
+            runs = [self._lbfgs(problems, k, start, box) for k, start in enumerate(starts)]
         for k, one in enumerate(wanted):
             mine = runs[k * restarts : (k + 1) * restarts]
             best = min(mine, key=lambda run: run.objective)
             yield one, best.after(*(run for run in mine if run is not best))
+
+    def _lbfgs(
+        self, problems: Problems, k: int, start: Tensor, box: Callable[[Tensor], Tensor]
+    ) -> SearchRun:
+        """Search one problem from one start, without a line search, as the published code does."""
+        one = problems.of_these(torch.tensor([k], device=problems.goal.device))
+
+        def objective(x: Tensor) -> Tensor:
+            return one.objective(one.given, (x[None],))[0]
+
+        return published_lbfgs.minimise(objective, (start,), self.steps, -1.0, "inverting", box)
 
 
 def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
@@ -177,11 +207,13 @@ def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
         yield [single[k] for k in group]
 
 
-def _of_gradients(task: Task, columns: slice, weight: float, given: Point, point: Point) -> Tensor:
+def _of_gradients(task: Task, like: Target, weight: float, given: Point, point: Point) -> Tensor:
     """Return cosine and total variation of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     smooth = torch.vmap(priors.total_variation)(point[0])
-    found = objectives.mixed(task.again, columns, theta, mixing, point[0], y)
+    found = objectives.mixed(task.again, like.columns, theta, mixing, point[0], y)
+    if like.factors is not None:
+        found = found * like.factors.repeat(aim.shape[1])
     return objectives.angles(found, aim) + weight * smooth
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 from leakaudit.protocols.batches import batches, enough, is_drawn, replaced
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
@@ -78,7 +78,9 @@ class DKM(SimulatedVictim):
         "(epsilon, delta) of one broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     )
     separable: ClassVar[bool] = True
+    noise_constant: ClassVar[str] = "factor"
     regular: ClassVar[bool] = True
+    noiseless: ClassVar[Mapping[str, Setting]] = {"mechanism": "none"}
 
     operator: Literal["gd", "pgd", "dr"] = param(
         "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models only)", "T"
@@ -98,16 +100,17 @@ class DKM(SimulatedVictim):
     sensitivity: float = param(
         0.0, "largest change of one release by one record; 0: Delta_K of Theorem 1", "Delta"
     )
+    factor: float = param(1.0, "factor of the noise that the mechanism prescribes")
     bound: float = param(1.0, "largest |T(x) - x| of a record, for Theorem 1", "B")
     records: int = param(0, "records per agent, for Theorem 1; 0 if unknown", "N")
     horizon: int = param(0, "iterations of Theorem 1; set automatically when recording", "K")
 
     def __post_init__(self) -> None:
-        positive = self.gamma > 0 and self.bound > 0 and 0 < self.alpha <= 1
+        positive = min(self.gamma, self.bound, self.factor) > 0 and 0 < self.alpha <= 1
         counts = min(self.l1, self.fade, self.batch, self.records, self.horizon)
         if not (positive and counts >= 0):
             raise LeakauditError(
-                "dkm: expected gamma, bound > 0, 0 < alpha <= 1 "
+                "dkm: expected gamma, bound, factor > 0, 0 < alpha <= 1 "
                 "and l1, fade, batch, records, horizon >= 0"
             )
         if not (self.epsilon > 0 and 0 < self.delta < 0.5 and self.sensitivity >= 0):
@@ -182,7 +185,7 @@ class DKM(SimulatedVictim):
                 x[i] = p.state("w", i, eq=mixed + self._relaxation(t) * self._declared(p, i, x[i]))
             shown = x
             if noise is not None:
-                shown = {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
+                shown = {i: x[i] + noise.declared(p, "n", i) for i in x}
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
@@ -213,8 +216,8 @@ class DKM(SimulatedVictim):
 
     def _of_broadcast(self, graph: Graph) -> Claim:
         """Return the claim of one broadcast: the mechanism's theorem at Delta."""
-        noise = self._noise(graph)
-        assert noise is not None
+        required = calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        assert required is not None
         source, norm = SOURCES[self.mechanism]
         moved = f"one record changes a broadcast by at most Delta = {self._delta(graph):g}"
         assumes = [f"{moved} in {norm} norm"]
@@ -227,12 +230,13 @@ class DKM(SimulatedVictim):
             delta=0.0 if self.mechanism == "laplace" else self.delta,
             adjacency=ADJACENCY,
             neighbours=Adjacency.REPLACE,
-            std=noise.std,
+            std=required.std,
             rounds=1,
             assumes=tuple(assumes),
             sensitivity=self._moved,
             classic=self.mechanism == "gaussian",
             calibrated_to=self._delta(graph),
+            met=self.factor >= 1,
         )
 
     def _of_all(self, one: Claim, rounds: int, graph: Graph) -> Claim:
@@ -260,21 +264,24 @@ class DKM(SimulatedVictim):
         )
 
     @property
-    def _moved(self) -> float | None:
-        """Return how far a gradient may move: for a broadcast to move by Delta, or by B.
+    def _moved(self) -> float:
+        """Return how far a gradient may move at the same x: for a broadcast to move by Delta.
 
-        None for the other operators, whose step is no linear function of a gradient.
+        The three operators are nonexpansive functions of gamma times the gradient. With Delta_K, T
+        moves by 2 B at most, since |T(x) - x| <= B for each record; gd averages over them.
         """
-        if self.operator != "gd":
-            return None
-        if not self.sensitivity:  # |T(x) - x| = gamma |g| is at most B for each of the records
-            return replaced(self.bound / self.gamma, self.batch, self.records)
+        if not self.sensitivity:
+            averaged = self.batch if self.operator == "gd" else 1
+            return replaced(self.bound / self.gamma, averaged, self.records)
         return self.sensitivity / (self.alpha * self.gamma)
 
     def _noise(self, graph: Graph) -> Noise | None:
         if self.mechanism == "none":
             return None
-        return calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        required = calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        assert required is not None
+        scaled = {name: getattr(required, name) * self.factor for name in ("scale", "width")}
+        return replace(required, **scaled)
 
     def _delta(self, graph: Graph) -> float:
         """Return Delta, the sensitivity for which the noise is calibrated."""
@@ -330,7 +337,9 @@ class DKM(SimulatedVictim):
         if self.operator == "dr":
             r = self._unknown(p, "r", i, x)
             v = p.state("v", i)
-            p.relate(gamma * p.grad(i, at=v), 2 * r - x - v)
+            step = gamma * p.grad(i, at=v)
+            p.relate(step, 2 * r - x - v)
+            p.firm(v, of=2 * r - x, by=step)
             return v - r
         moved = x - gamma * p.grad(i, at=x)
         if not self.l1:
@@ -343,4 +352,5 @@ class DKM(SimulatedVictim):
             return of
         out = p.state(name, i)
         p.opaque(out, of=[of])
+        p.firm(out, of=of)
         return out

@@ -107,6 +107,11 @@ class RECAL(SimulatedVictim):
                 f"but already 2 tau_i s_i is {float(2 * worst):g}; lower tau or s"
             )
 
+    @property
+    def l1_weight(self) -> float:
+        """Weight of the l1 norm in the objective, 0 for none."""
+        return self.weight if self.reg == "l1" else 0.0
+
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject unsuitable step sizes, and a baton that would need a missing channel.
 

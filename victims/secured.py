@@ -152,7 +152,7 @@ class SecureD(SimulatedVictim):
             if t % self.iterations == 0:
                 model = z
             sim.end(t, w, model, lam=lam)
-            if recorder.keep_curves:
+            if sim.observes(t):
                 recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:

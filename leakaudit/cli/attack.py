@@ -134,7 +134,13 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
     trace = trace_file.load(path)
     task = Task.build(trace.task, trusted=options.trusted)
     options = options.within(trace)
-    leaks = hearing.leaks(trace, options.adversary, options.nodes, options.rounds)
+    leaks = hearing.leaks(
+        trace,
+        options.adversary,
+        options.nodes,
+        options.rounds,
+        attacking.estimator(options.attack, options.settings),
+    )
     known = [(name, a) for name, a in attacking.in_order() if options.attack in ("auto", name)]
     plan = {
         leak.node: {

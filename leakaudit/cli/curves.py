@@ -32,7 +32,8 @@ class _Options(SharedOptions):
     "trace curves",
     "print or draw loss, accuracy, consensus and norms by round",
     "Prints loss, accuracy, consensus and norms of each round, of runs that were recorded "
-    "with --curves. Draws several runs in one figure for comparison.",
+    "with --curves, and what --test measured on held-out records; json and csv also have the "
+    "values of each node. Draws several runs in one figure for comparison.",
     "leakaudit trace curves trace.pt",
     "leakaudit trace curves one.pt two.pt -o curves.png",
 )
@@ -45,13 +46,15 @@ def run(args: _Options) -> int:
     if args.output is not None:
         plots.expect_suffix(args.output)
     runs = {}
+    drawn = {}
     for path in args.truths:
         truth = path if path.name.endswith(".truth.pt") else trace_file.truth_path(path)
         label = truth.name.removesuffix(".truth.pt")
-        runs[str(truth) if label in runs else label] = training_curves.kept(
-            trace_file.load_truth(truth), str(truth)
-        )
-    picture = training_chart.chart(runs) if args.output is not None else None
+        label = str(truth) if label in runs else label
+        loaded = trace_file.load_truth(truth)
+        drawn[label] = training_curves.kept(loaded, str(truth))
+        runs[label] = training_curves.kept(loaded, str(truth), nodes=args.format != "text")
+    picture = training_chart.chart(drawn) if args.output is not None else None
     sys.stdout.write(
         {
             "text": training_curves.to_text,

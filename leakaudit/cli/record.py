@@ -62,7 +62,21 @@ class _KeyOptions(Options):
     data: str | None = option("data set, see 'leakaudit list data' (default faces)", names="data")
     samples: int | None = option("number of records per node (default 1)")
     split: str | None = option(
-        "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
+        "distribution of the records: iid, classes:C, dirichlet:A or owners (default iid)"
+    )
+    classes: str | None = option(
+        "classes of the data set to use, by number or name, joined by commas (default all)"
+    )
+    rows: str | None = option(
+        "scale of the records: raw, unit (Euclidean norm 1) or range (every feature in [0, 1]) "
+        "(default raw)"
+    )
+    labels: str | None = option(
+        "targets of the model: classes; or, for the squared loss, signs (-1 and +1 for two "
+        "classes) or one-hot (default classes)"
+    )
+    reduction: str | None = option(
+        "objective of a node: the mean or the sum of the losses of its records (default mean)"
     )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
@@ -87,6 +101,11 @@ class _KeyOptions(Options):
         "what sets the noise for '--set epsilon=E': the claim of the protocol's paper, or the "
         "exact view of the strongest adversary: claim or exact (default claim)"
     )
+    test: int | None = option(
+        "number of held-out records, on which --curves evaluates the model of every node and the "
+        "mean model: records of the data set's test set, or some that no node holds (default 0)"
+    )
+    every: int | None = option("number of rounds between two points of the curves (default 1)")
 
 
 class _Options(SharedOptions):
@@ -228,6 +247,8 @@ def run(args: _Options) -> int:
         say(f"noise: {ready.calibrated.words}", args)
     for sentence in premises.sentences(recorder.truth_record):
         say(f"warning: {sentence}", args)
+    if premises.about_gradients(trace) and scenario.rows == "raw":
+        say("with --rows unit, every record has the norm 1, and its gradients are smaller", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
     if spread is None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from leakaudit.core.verdict import Verdict
     from leakaudit.judging.papers import JudgedClaim, PublishedClaim
-    from leakaudit.runs.reproducing.run import Reproduced, ReproductionRun
+    from leakaudit.runs.reproducing.reproduce import Reproductions
+    from leakaudit.runs.reproducing.run import Reproduced
     from leakaudit.runs.reproducing.site import Entry
     from leakaudit.runs.workers.executor import Executor
 
@@ -156,54 +157,43 @@ def _items(args: _Options) -> int:
         forks.context()  # it imports torch while this process does
     with loading(args.given):
         load_torch()
-    from leakaudit.judging.papers import items
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results.output_folder import ready
-    from leakaudit.runs.reproducing import page, site
-    from leakaudit.runs.reproducing.plan import plan
-    from leakaudit.runs.reproducing.run import ReproductionRun
+    from leakaudit.runs.reproducing.reproduce import reproduce
     from leakaudit.runs.sweeping.run import SweepOptions
 
     chosen = settings(args)
-    folder = Path(chosen.output)
-    wanted = items.select(args.items)
     options = SweepOptions(
         args.computing.every_core(),
         again=args.retry_failed,
         data_root=Path(chosen.data_root),
         download=chosen.download,
     )
-    plans = [plan(item, args.scale, args.seeds) for item in wanted]
-    made = ReproductionRun(folder, plans, options)
-    found = []
-    with console.shown(chosen.progress, chosen.max_seconds, main="cells"), ready(folder):
-        made.compute()
-        for one in made.finished():
-            page.write(one, made.place(one.item))
-            found.append(one)
-    if len(wanted) > 1:
-        known = wanted if args.items else items.every()
-        site.write(site.entries(known, folder), folder)
-    _show(found, made, args)
-    return INTERRUPTED if made.interrupted else 0
+    with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
+        outcome = reproduce(args.items, Path(chosen.output), options, args.scale, args.seeds)
+    _show(outcome, args)
+    return INTERRUPTED if outcome.interrupted else 0
 
 
-def _show(found: list[Reproduced], made: ReproductionRun, args: _Options) -> None:
+def _show(outcome: Reproductions, args: _Options) -> None:
     from leakaudit.runs.reproducing import page
 
+    found = outcome.found
     form = args.page.format or "text"
     if form == "json":
         _print_json([one.to_json() for one in found])
     elif form == "html" and len(found) == 1:
         _print(page.page(found[0]))
+    elif form == "html":
+        _print((outcome.folder / page.PAGE).read_text(encoding="utf-8"))
     else:
         for one in found:
             _say_item(one)
-    for one in found:
-        say(f"{made.place(one.item) / page.PAGE}: written", args)
-    left = sum(one.left for one in found)
-    if left and not made.blocked:
-        say(f"{left} results are missing; run the same command again to continue", args)
+    written = outcome.folder
+    if len(found) == 1:
+        written = outcome.folder / found[0].item.paper / found[0].item.name
+    say(f"{written / page.PAGE}: written", args)
+    if outcome.left:
+        say(f"{outcome.left} results are missing; run the same command again to continue", args)
 
 
 def _say_item(one: Reproduced) -> None:

@@ -49,6 +49,8 @@ class GradientLeak(CardDisplay):
             The columns then stand for rounds, and theta holds the models before. None for
             gradients.
         others: Sorted nodes whose records count as well, if only a mean over nodes is determined.
+        estimate: Why the values are an estimate whose error `std` does not contain, so that no
+            certificate can rest on them; empty if they are determined.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -76,6 +78,7 @@ class GradientLeak(CardDisplay):
     seen: Tensor | None = None
     training: Training | None = None
     others: tuple[int, ...] = ()
+    estimate: str = ""
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""

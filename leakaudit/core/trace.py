@@ -23,6 +23,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 Setting: TypeAlias = bool | int | float | str
 PROGRAM = ".pt2"  # how the name of a file with a torch.export program ends
 RECORDING = "recording"  # key in the provenance of a trace and its truth; random for each recording
+RANGE = "data_range"  # key in the provenance of a truth; see `Truth.data_range`
 _DRAWN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -399,6 +400,21 @@ class Truth:
     def recording(self) -> str | None:
         """Random number of this recording, identical in its trace; None if the file has none."""
         return drawn(self.provenance.get(RECORDING))
+
+    @property
+    def summed(self) -> int:
+        """Number of records of which a protocol's gradient is the sum; 1 if it is their mean."""
+        said = self.provenance.get("scenario")
+        if isinstance(said, Mapping) and said.get("reduction") == "sum":
+            samples = said.get("samples")
+            return samples if isinstance(samples, int) and samples > 0 else 1
+        return 1
+
+    @property
+    def data_range(self) -> float:
+        """Width of the scale of images: 1, or the largest pixel of rows of unit norm."""
+        said = self.provenance.get(RANGE, 1.0)
+        return float(said) if isinstance(said, int | float) and said > 0 else 1.0
 
     def of(self, *nodes: int) -> tuple[Tensor, Tensor]:
         """Inputs (b, *shape) and labels (b,) of one node, or of several."""

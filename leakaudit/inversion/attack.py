@@ -48,6 +48,15 @@ class Attack(ABC):
     incomplete: ClassVar[bool] = False
     changes: ClassVar[bool] = False
 
+    @property
+    def estimator(self) -> str:
+        """How the attacked gradients are estimated from the messages.
+
+        Empty for what the relations determine, or the local update that the two-step estimate
+        assumes (`leakaudit.views.extraction.two_steps`).
+        """
+        return ""
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Let `refuses` decide before every call."""
         super().__init_subclass__(**options)

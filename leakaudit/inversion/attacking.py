@@ -110,14 +110,23 @@ def attack_one(
             found = round_by_round.attack(leak, task, lambda some: chosen(some, task, generator))
         else:
             found = chosen(leak, task, generator)
-        found = recomputed.confirmed(_without_masks(found, task), leak, task)
+        found = recomputed.confirmed(_supported(found, leak, task), leak, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
 
 
-def _without_masks(found: Reconstruction, task: Task) -> Reconstruction:
-    if task.masked and (found.certified or found.certificate in PROVEN):
-        return withdrawn(found, MASKED)
+def _supported(found: Reconstruction, leak: GradientLeak, task: Task) -> Reconstruction:
+    """Withdraw certificates that rest on what is not known: masks, or errors of an estimate."""
+    why = leak.estimate or (MASKED if task.masked else "")
+    if why and (found.certified or found.certificate in PROVEN):
+        return withdrawn(found, why)
     return found
+
+
+def estimator(name: str, settings: Mapping[str, Any]) -> str:
+    """Return the estimator of leaks that an attack asks for; empty for the relations' values."""
+    if name == "auto":
+        return ""
+    return _configured(name, settings).estimator
 
 
 def _require_room(leak: GradientLeak, task: Task) -> None:
@@ -298,7 +307,8 @@ def _run(
             # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
             others = leaks[places[at]].others
-            timed = replace(_without_masks(found, task), seconds=seconds, others=others)
+            supported = _supported(found, some[at], task)
+            timed = replace(supported, seconds=seconds, others=others)
             yield FinalReconstruction(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):

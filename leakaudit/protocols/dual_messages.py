@@ -68,6 +68,10 @@ class DualMessages:
             return now
         return now - self._one(t - 1, src, dst, self.kind, columns)
 
+    def whole(self, t: int, src: int, dst: int) -> Array:
+        """Return one message (c,) itself."""
+        return self._one(t, src, dst, self.kind, None)
+
     def around(self, node: int, rounds: range, columns: Tensor | None = None) -> Around:
         """Return the changes on the channels of a node."""
         near = self.view.graph.neighbours[node]

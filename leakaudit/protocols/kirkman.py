@@ -32,11 +32,7 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
             f"secured: group_size {size} does not divide {nodes} peers into groups; "
             f"use a divisor from 2 to {nodes}"
         )
-    # Each partition uses size - 1 of the nodes - 1 edges of a node. A second partition requires at
-    # least `size` groups, since the members of a group must go to different ones.
-    most = (nodes - 1) // (size - 1)
-    if nodes < size * size:
-        most = 1
+    most = upper_limit(nodes, size)
     if count > most:
         raise LeakauditError(
             f"secured: {nodes} peers in groups of {size} have at most {most} partitions, "
@@ -53,6 +49,26 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
         f"secured: {RESTARTS} draws found {best} partitions of {nodes} peers in groups of {size}; "
         f"use partitions={best}"
     )
+
+
+def upper_limit(nodes: int, size: int) -> int:
+    """Return a number of partitions that no choice exceeds."""
+    # Each partition uses size - 1 of the nodes - 1 edges of a node. A second partition requires at
+    # least `size` groups, since the members of a group must go to different ones.
+    most = (nodes - 1) // (size - 1)
+    return most if nodes >= size * size else 1
+
+
+def longest(nodes: int, size: int, draws: int, generator: Generator) -> list[Partition]:
+    """Return the largest set of partitions that some draws of the same search find."""
+    draw = random.Random(int(torch.randint(2**62, (), generator=generator)))
+    most = upper_limit(nodes, size)
+    best: list[Partition] = []
+    for _ in range(draws):
+        best = max(best, _once(nodes, size, most, draw), key=len)
+        if len(best) == most:
+            break
+    return best
 
 
 def _once(nodes: int, size: int, count: int, draw: random.Random) -> list[Partition]:

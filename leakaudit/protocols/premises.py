@@ -14,7 +14,7 @@ from torch import Tensor
 from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
-from leakaudit.core.trace import Graph, Json, Truth
+from leakaudit.core.trace import Graph, Json, Trace, Truth
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Problem, Task
@@ -238,6 +238,12 @@ def sentences(truth: Truth) -> list[str]:
     """Return what a truth says about contradicted premises, with the exact figures."""
     said = truth.provenance.get(KEY)
     return [str(one) for one in said] if isinstance(said, list) else []
+
+
+def about_gradients(trace: Trace) -> bool:
+    """Return whether the data of a trace have larger gradients than a claim assumes."""
+    said = trace.provenance.get(KEY)
+    return isinstance(said, Mapping) and bool({"lipschitz", "sensitivity"} & set(said))
 
 
 def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> _GradientExtremes:

@@ -20,17 +20,17 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
-from leakaudit.core.trace import Graph
-from leakaudit.protocols import calibration, premises
+from leakaudit.core.trace import RANGE, Graph, Json
+from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
-from leakaudit.tasks.build_task import SETTINGS
+from leakaudit.tasks.build_task import SETTINGS, outputs
 from leakaudit.tasks.shared import SharedData
-from leakaudit.tasks.task import Problem, Task
+from leakaudit.tasks.task import Comparison, Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
 from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
 
 # What a run draws random numbers for, in the order of its streams.
-STREAMS = ("data", "split", "graph", "model", "run", "schedule")
+STREAMS = ("data", "split", "graph", "model", "run", "schedule", "test")
+SILENT: Mapping[str, Any] = {"curves": False, "test": 0}  # of a run whose training is not looked at
 POOL = 1000  # records of the data set that are stored for identification, a choice
 
 
@@ -84,14 +85,41 @@ class Plan:
         )
         refuse_above(limit, sizes)
 
+    @cached_property
+    def tested(self) -> Tensor:
+        """Held-out records (t,): rows of the data set's test set, or of `source` without one."""
+        source = self.source
+        if source.held is not None:
+            free = torch.arange(len(source.held[0]))
+        else:
+            free = torch.from_numpy(np.setdiff1d(np.arange(len(source)), self.rows.numpy()))
+        order = torch.randperm(len(free), generator=self.random["test"])
+        return free[order[: self.scenario.test]]
+
+    @property
+    def data_range(self) -> float:
+        """Width of the scale of images: 1, or the largest pixel of rows of unit norm."""
+        if self.scenario.rows == "unit" and self.source.is_image:
+            return float(self.source.x.max())
+        return 1.0
+
     @property
     def declared(self) -> Protocol:
         """The protocol with its schedule, which leaves the plan's generators unused."""
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
         scheduled = self.victim.schedule(self.graph, rounds, random)
-        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
-        return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
+        size = self.task.layout.size
+        public = {"w0": torch.zeros(size), **scheduled}  # only its length counts
+        return Protocol(
+            self.victim,
+            self.graph,
+            rounds,
+            public,
+            records=self.scenario.samples,
+            size=size,
+            summed=self.scenario.summed,
+        )
 
     def with_noise(self, found: Calibrated) -> Plan:
         """Return the plan with the noise that was found in place of the epsilon."""
@@ -124,15 +152,20 @@ def plan(
     victim, args = scenario.parts()
     check_settings(scenario, args)
     random = generators(scenario.seed, *STREAMS)
-    source = shared.source(scenario.data, data_root, download, random["data"])
+    source = shared.source(scenario.selection, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
+    if scenario.summed > 1:
+        args = _of_mean(scenario, args)
     spec = source.spec(scenario.model, args)
     task = shared.task(spec, getattr(torch, scenario.dtype), device, trusted)
     if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
-    victim.fits(task, graph, scenario.samples)
+    victim.fits(task.summed(scenario.summed), graph, scenario.samples)
+    _check_test(scenario, source)
+    if scenario.summed > 1:
+        _check_sum(scenario, victim, graph, random["schedule"])
     made = Plan(
         scenario,
         victim,
@@ -216,7 +249,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
     extremes = None
     if any(premise.subject != "records" for premise in wanted):
-        silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
+        silent = replace(plan, scenario=replace(scenario, states=False, **SILENT), wires=[])
         random = Generator().set_state(plan.random["run"].get_state())
 
         def run(problem: Problem) -> None:
@@ -224,14 +257,74 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
                 plan.victim.run(problem, plan.graph, scenario.rounds, recorder, random, [])
 
         with watching(lambda *_: None):
-            extremes = premises.measured(plan.victim, _problem(plan), run)
+            extremes = premises.measured(plan.victim, _problem(silent), run)
     return premises.contradicted(wanted, extremes, scenario.samples)
 
 
 def _problem(plan: Plan) -> Problem:
     task = plan.task
     x = plan.source.x[plan.rows].to(task.device, task.dtype)
-    return Problem(task, x, plan.source.y[plan.rows].to(task.device))
+    y = plan.source.y[plan.rows].to(task.device)
+    problem = Problem(task.summed(plan.scenario.summed), x, y)
+    if plan.scenario.curves:
+        problem = replace(problem, against=_comparison(plan, problem))
+    return problem
+
+
+def _comparison(plan: Plan, problem: Problem) -> Comparison:
+    source = plan.source
+    task = plan.task
+    x, y = (source.x, source.y) if source.held is None else source.held
+    return Comparison(
+        x[plan.tested].to(task.device, task.dtype),
+        y[plan.tested].to(task.device),
+        plan.scenario.selection.labels,
+        plan.scenario.every,
+        optimum.of(problem, plan.victim.l1_weight),
+        _planted(source, task),
+    )
+
+
+def _planted(source: data.Dataset, task: Task) -> Tensor | None:
+    """Return the parameters of a model whose outputs are those from which targets were drawn."""
+    if source.planted is None or task.spec.model not in models.CONVEX or outputs(task.spec) > 1:
+        return None
+    rest = task.layout.size - len(source.planted)
+    return torch.cat([source.planted, source.planted.new_zeros(rest)]).to(task.device)
+
+
+def _check_sum(scenario: Scenario, victim: Victim, graph: Graph, random: Generator) -> None:
+    """Reject sums where a claim, or what an attack repeats, is about means."""
+    drawn = Generator().set_state(random.get_state())
+    public = victim.schedule(graph, scenario.rounds, drawn)
+    claims = victim.claims(graph, scenario.rounds, public)
+    if any(claim.epsilon is not None for claim in claims):
+        raise LeakauditError(
+            f"reduction: the epsilon of {scenario.victim} is claimed for means over records; use "
+            "reduction = mean, or no noise"
+        )
+    if victim.relations(graph, 1, {"w0": torch.zeros(1), **public}).changes:
+        raise LeakauditError(
+            f"reduction: the optimiser of {scenario.victim} is not linear in gradients, and its "
+            "local steps are repeated with means; use reduction = mean"
+        )
+
+
+def _check_test(scenario: Scenario, source: data.Dataset) -> None:
+    """Reject more held-out records than there are."""
+    if not scenario.test:
+        return
+    if not scenario.curves:
+        raise LeakauditError(
+            f"test: {scenario.test} held-out records are used by curves only; add --curves"
+        )
+    where = f"the test set of {source.name} has"
+    have = 0 if source.held is None else len(source.held[0])
+    if source.held is None:
+        where = f"the nodes leave of {len(source)} records of {source.name}"
+        have = len(source) - scenario.nodes * scenario.samples
+    if scenario.test > have:
+        raise LeakauditError(f"test: expected at most the {have} records that {where}")
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
@@ -267,7 +360,7 @@ def opened(
         protocol=scenario.victim,
         task=plan.task.spec,
         graph=plan.graph,
-        params={**registry.values(plan.victim), "samples": scenario.samples},
+        params=_params(plan),
         rounds=scenario.rounds,
         public=public,
         options=RecorderOptions(
@@ -279,6 +372,7 @@ def opened(
             provenance=said,
             private={
                 "scenario": {**asdict(scenario), "set": dict(scenario.set)},
+                **({RANGE: plan.data_range} if plan.data_range != 1 else {}),
                 **({premises.KEY: [one.says for one in void]} if void else {}),
                 **(private or {}),
             },
@@ -287,9 +381,30 @@ def opened(
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
-    others = np.setdiff1d(np.arange(len(source.x)), rows.numpy())
+    used = rows.flatten()
+    if scenario.test and source.held is None:
+        used = torch.cat([used, plan.tested])
+    others = np.setdiff1d(np.arange(len(source.x)), used.numpy())
     recorder.pool(source.x[others[:POOL]])
     return recorder
+
+
+def _params(plan: Plan) -> dict[str, Json]:
+    found = {**registry.values(plan.victim), "samples": plan.scenario.samples}
+    if plan.scenario.reduction == "sum":
+        found["reduction"] = "sum"
+    return found
+
+
+def _of_mean(scenario: Scenario, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the task of the mean, for the sum with its l2 term as given."""
+    found = dict(args)
+    if "l2" in found:
+        try:
+            found["l2"] = float(found["l2"]) / scenario.summed
+        except (TypeError, ValueError):  # the task rejects it
+            return found
+    return found
 
 
 def check_settings(scenario: Scenario, args: Mapping[str, Any], advice: str = "") -> None:

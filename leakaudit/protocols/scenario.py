@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,17 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.protocols import calibration
 from leakaudit.protocols.victim import Victim
+from leakaudit.tasks.selection import LABELS, ROWS, Selection
 
 DTYPES = ("float32", "float64")
+WORDS = {
+    "dtype": DTYPES,
+    "rows": tuple(ROWS),
+    "labels": tuple(LABELS),
+    "calibrate": calibration.METHODS,
+    "reduction": ("mean", "sum"),
+}
+LEAST = {"rounds": 1, "samples": 1, "nodes": 1, "test": 0, "every": 1}
 LARGEST = 2**31 - 1  # rounds, samples and nodes: files store them in 32 bits
 
 
@@ -30,6 +39,10 @@ class Scenario:
         data: Name of the data set.
         samples: Records per node.
         split: How the records are divided among the nodes.
+        classes: Classes of the data set that are used, such as ``0,1``; empty for all.
+        rows: Scale of the records: ``raw``, ``unit`` (norm 1) or ``range`` (features in [0, 1]).
+        labels: ``classes``; or ``signs`` (-1 and +1) or ``one-hot``, targets of the squared loss.
+        reduction: Whether the objective of a node is the ``mean`` or the ``sum`` over its records.
         model: Name of the model.
         set: Constants of the victim and arguments of the model, by name.
         dtype: ``float32`` or ``float64``.
@@ -42,6 +55,8 @@ class Scenario:
         curves: Whether the truth contains loss, accuracy, consensus and norms of every round.
         calibrate: What sets the noise for an ``epsilon`` in `set`: the ``claim`` of the victim's
             paper, or the ``exact`` view of the strongest adversary.
+        test: Number of held-out records on which curves evaluate the models.
+        every: Rounds between two points of the curves, which have the first and last round.
     """
 
     victim: str = "pdmm"
@@ -51,6 +66,10 @@ class Scenario:
     data: str = "faces"
     samples: int = 1
     split: str = "iid"
+    classes: str = ""
+    rows: str = "raw"
+    labels: str = "classes"
+    reduction: str = "mean"
     model: str = "mlp"
     set: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
@@ -60,22 +79,37 @@ class Scenario:
     states: bool = False
     curves: bool = False
     calibrate: str = "claim"
+    test: int = 0
+    every: int = 1
 
     def __post_init__(self) -> None:
         config.check(vars(self), FORM)
-        if self.dtype not in DTYPES:
-            expected = f"expected float32 or float64, got {self.dtype!r}"
-            raise config.InvalidValue("", expected, "dtype")
-        if self.calibrate not in calibration.METHODS:
-            expected = f"expected {' or '.join(calibration.METHODS)}, got {self.calibrate!r}"
-            raise config.InvalidValue("", expected, "calibrate")
-        for name in ("rounds", "samples", "nodes"):
-            if getattr(self, name) < 1:
-                expected = f"expected at least 1, got {getattr(self, name)}"
+        for name, words in WORDS.items():
+            if getattr(self, name) not in words:
+                expected = f"expected {_either(words)}, got {brief(getattr(self, name), 40)}"
+                raise config.InvalidValue("", expected, name)
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                expected = f"expected at least {least}, got {getattr(self, name)}"
                 raise config.InvalidValue("", expected, name)
             if getattr(self, name) > LARGEST:
                 expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
                 raise config.InvalidValue("", expected, name)
+
+    @property
+    def summed(self) -> int:
+        """Number of records of which a gradient is the sum; 1 if it is their mean."""
+        return self.samples if self.reduction == "sum" else 1
+
+    @property
+    def selection(self) -> Selection:
+        """What the run takes from its data set.
+
+        Logistic regression has the same loss whether labels are 0 and 1, signs or one-hot, so that
+        its labels always are classes.
+        """
+        labels = "classes" if self.model == "logistic" else self.labels
+        return Selection(self.data, self.classes, self.rows, labels, held=self.test > 0)
 
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
@@ -139,9 +173,10 @@ class Scenario:
             taken.add(calibration.EPSILON)
         if found is not None:
             taken.update(calibration.HELPS)
+        replaced = found is not None and calibration.replaces(mine, kind.noise_constant)
         rest = {}
         for key, value in self.set.items():
-            if key in mine and not (found is not None and key == calibration.EPSILON):
+            if key in mine and not (key == calibration.EPSILON and replaced):
                 constants[key] = value
             elif key not in taken:
                 rest[key] = value
@@ -164,14 +199,16 @@ class Scenario:
             raise LeakauditError(f"{self.victim}: {error}") from None
 
     def without_epsilon(self) -> Scenario:
-        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+        """Return the scenario with its noise as it is set: no ``epsilon`` in place of it.
 
         Raises:
             LeakauditError: There is no such victim.
         """
         kind = self._kind
-        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
-        dropped = {calibration.EPSILON, *theirs}
+        mine = registry.parameters(kind)
+        dropped = {*calibration.added(mine, kind.noise_constant)}
+        if calibration.replaces(mine, kind.noise_constant):
+            dropped.add(calibration.EPSILON)
         kept = {name: value for name, value in self.set.items() if name not in dropped}
         return replace(self, set=kept, calibrate=calibration.METHODS[0])
 
@@ -183,6 +220,10 @@ class Scenario:
                 f"victim {self.victim!r}: expected a subclass of leakaudit.Victim, got {kind!r}"
             )
         return kind
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 FORM = form(Scenario)

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Graph
+from leakaudit.protocols import measures
 from leakaudit.protocols.local import stable
 from leakaudit.protocols.victim import Victim
 from leakaudit.traces.arcs import broadcast
@@ -99,34 +100,35 @@ class Simulation:
         """
         self._keep(t, w)
         if self.recorder.keep_curves:
-            self._observe(t, (w if shown is None else shown).view(-1, w.shape[-1]), vectors)
+            passed = time.perf_counter() - self._started
+            if self.observes(t):
+                models = (w if shown is None else shown).view(-1, w.shape[-1])
+                self._observe(t, models, vectors)
+                self.recorder.curve("seconds", t, passed)
+            self._started = time.perf_counter()
         self.recorder.end_round(t)
         step("recording", t, self.rounds.stop - 1)
+
+    def observes(self, t: int) -> bool:
+        """Return whether a round is a point of the curves, if there are curves."""
+        against = self.problem.against
+        every = against.every if against is not None else 1
+        last = self.rounds.stop - 1
+        return self.recorder.keep_curves and (t % every == 0 or t in (1, last))
 
     def _keep(self, t: int, w: Tensor) -> None:
         self.recorder.state("w", t, w.expand(self.problem.nodes, -1))
 
     def _observe(self, t: int, w: Tensor, vectors: dict[str, Tensor]) -> None:
-        """Record the curves of a round.
+        """Record the curves of a round: those of `measures`, and norms.
 
-        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data; ``consensus`` is
-        the root mean square over nodes of |w_i - mean|, ``norm_w`` and ``norm_NAME`` of the
-        Euclidean norm.
+        ``norm_w`` and ``norm_NAME`` are root mean squares over nodes of Euclidean norms.
         """
-        passed = time.perf_counter() - self._started
-        task = self.problem.task
-        mean = w.mean(0)
-        x = self.problem.x.flatten(0, 1)
-        y = self.problem.y.flatten(0, 1)
         keep = self.recorder.curve
-        keep("loss", t, float(task.loss(mean, x, y)))
-        if task.spec.loss != "squared":
-            keep("accuracy", t, task.accuracy(mean, x, y))
-        keep("consensus", t, float((w - mean).norm(dim=1).square().mean().sqrt()))
-        for name, value in {"w": w, **vectors}.items():
-            keep(f"norm_{name}", t, float(value.flatten(1).norm(dim=1).square().mean().sqrt()))
-        keep("seconds", t, passed)
-        self._started = time.perf_counter()
+        for name, value in measures.of(self.problem, w):
+            keep(name, t, value)
+        for name, vector in {"w": w, **vectors}.items():
+            keep(f"norm_{name}", t, float(vector.flatten(1).norm(dim=1).square().mean().sqrt()))
 
     def send(
         self,

@@ -12,21 +12,29 @@ from torch import Tensor
 
 from leakaudit._util import separated
 from leakaudit.core.errors import LeakauditError
+from leakaudit.traces.recorder import EACH
 
 if TYPE_CHECKING:
     from leakaudit.core.trace import Truth
 
 # Tables and figures show these quantities first and last; norms and protocol-specific quantities
 # are placed between them.
-FIRST = ("loss", "accuracy", "consensus")
+FIRST = (
+    *("loss", "accuracy", "test_accuracy", "test_accuracy_mean_model", "test_error"),
+    *("test_error_mean_model", "test_loss", "test_loss_mean_model", "consensus"),
+)
 LAST = ("seconds",)
+NODE = "_node_"  # before the number of a node, at the end of the name of its curve
 SHOWN = 12  # rounds of a text table, so that it fits on a screen
 
 Run = Mapping[str, Tensor]
 
 
-def kept(truth: Truth, name: str) -> dict[str, Tensor]:
+def kept(truth: Truth, name: str, nodes: bool = False) -> dict[str, Tensor]:
     """Return the curves stored in a truth.
+
+    Args:
+        nodes: Whether the curves of each node follow, such as ``test_accuracy_node_3``.
 
     Returns:
         The curves by quantity in the order of tables and figures, (rounds + 1,) float64 each, NaN
@@ -35,7 +43,13 @@ def kept(truth: Truth, name: str) -> dict[str, Tensor]:
     found = {n: v.double() for n, v in truth.states.items() if v.dim() == 1}
     if not found:
         raise LeakauditError(f"{name} contains no curves; record with --curves")
-    return {n: found[n] for n in sorted(sorted(found), key=_rank)}
+    shown = {n: found[n] for n in sorted(sorted(found), key=_rank)}
+    if nodes:
+        for n in list(shown):
+            each = truth.states.get(n + EACH)
+            if each is not None and each.dim() == 2:
+                shown |= {f"{n}{NODE}{k}": values for k, values in enumerate(each.double().T)}
+    return shown
 
 
 def names(runs: Mapping[str, Run]) -> list[str]:
@@ -48,6 +62,8 @@ def _rank(name: str) -> int:
     """Return the rank of a quantity; all between the first and the last ones share one rank."""
     if name in FIRST:
         return FIRST.index(name)
+    if NODE in name:
+        return len(FIRST) + 2
     return len(FIRST) + (name in LAST)
 
 

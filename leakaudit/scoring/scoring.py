@@ -333,7 +333,7 @@ def _score(
     size = len(x)
     guessed = guess[pairs.found]
     true = x[pairs.true]
-    columns = _measure(guessed, true, records, truth.task, weights)
+    columns = _measure(guessed, true, records, truth, weights)
     missed: dict[str, tuple[float, ...]] = {}
     if pairs.missing:
         missed = _missed(nodes, pairs, truth, records, weights)
@@ -383,7 +383,7 @@ def _paired(x: Tensor) -> Tensor:
 def _blind_psnr(nodes: tuple[int, ...], x: Tensor, truth: Truth) -> float:
     """Return how close, in dB, a guess without any leak comes to one of the records."""
     guess = truth.blind_guess(*nodes).cpu().expand_as(x)
-    return float(metrics.psnr(guess, x, data_range=1.0).max())
+    return float(metrics.psnr(guess, x, data_range=truth.data_range).max())
 
 
 def _missed(
@@ -399,7 +399,7 @@ def _missed(
     lost[pairs.true] = False
     true = x.cpu()[lost]
     guess = truth.blind_guess(*nodes).cpu().expand_as(true)
-    columns = _measure(guess, true, records, truth.task, weights)
+    columns = _measure(guess, true, records, truth, weights)
     numbers: dict[str, tuple[float, ...]] = {}
     for name, values in columns.items():
         if values.dtype is not torch.bool:
@@ -420,12 +420,14 @@ def remark(missing: int, surplus: int, size: int) -> str:
 
 
 def _measure(
-    x: Tensor, y: Tensor, records: Tensor, task: TaskSpec, weights: Weights | None
+    x: Tensor, y: Tensor, records: Tensor, truth: Truth, weights: Weights | None
 ) -> dict[str, Tensor]:
     """Return every metric that applies to the data, one value per pair.
 
     The rank is among them if there is any other record to distinguish a pair from.
     """
+    task = truth.task
+    width = truth.data_range
     if task.is_text:
         found: dict[str, Tensor | None] = {
             "exact": x.eq(y).all(1),
@@ -439,9 +441,9 @@ def _measure(
         found["exact"] = metrics.exact(x, y, levels=task.levels)
         if task.is_image:
             for one, measure in measures(Data.IMAGES):
-                found[one.key] = measure(x, y, data_range=1.0)
+                found[one.key] = measure(x, y, data_range=width)
             if weights is not None:
-                found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
+                found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=width)
     columns = {name: values for name, values in found.items() if values is not None}
     rank, candidates = metrics.identification(x, y, records, task.is_text)
     if len(candidates) and int(candidates.min()) > 1:

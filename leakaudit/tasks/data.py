@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,19 @@ NAMES = {
     "faces": ("100 faces, 25x25 gray, one class per face (scikit-image, no download); the default"),
     "faces-detect": "100 faces and 100 other crops, 25x25 gray (scikit-image, no download)",
     "photos": "32x32 RGB tiles of six photographs (scikit-image, no download)",
-    "mnist": "MNIST, in the folder --data-root",
-    "fashion": "Fashion-MNIST, in the folder --data-root",
-    "cifar10": "CIFAR-10, in the folder --data-root",
+    "mnist": "MNIST, as downloaded, in the folder --data-root or a subfolder",
+    "fashion": "Fashion-MNIST, as downloaded, in the folder --data-root or a subfolder",
+    "cifar10": "CIFAR-10, as downloaded, in the folder --data-root or a subfolder",
+    "ijcnn1": "ijcnn1 of LIBSVM, 22 features, 2 classes, as downloaded, in the folder --data-root "
+    "or a subfolder",
     "text": "sentences of Python's own documentation, 32 bytes each; text:N for another length",
     "gaussians": "two Gaussians in the plane, 1000 records; gaussians:N for another number",
-    "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,)",
+    "regression": "features A of N(0, 1), targets A x*, 1000 records with 10 features; "
+    "regression:N,P for other numbers, regression:N,P,SD with noise",
+    "classification": "features A of N(0, 1), classes by the logistic model of A x*, 1000 records "
+    "with 10 features; classification:N,P for other numbers",
+    "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,); and optionally owner (n,), "
+    "x_test and y_test",
     "images:FOLDER": "PNG or JPEG files of the same size; subfolders are classes",
     "libsvm:FILE": "LIBSVM text, plain, .bz2 or .gz",
 }
@@ -35,7 +42,13 @@ FILES = {
     "libsvm": data_files.read_libsvm,
 }
 MOST_GAUSSIANS = 10_000_000  # records, 80 MB of features; a choice
-SPLITS = re.compile(r"(iid)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
+PLANTED = ("regression", "classification")
+MOST_NUMBERS = 100_000_000  # features of all records, 400 MB; a choice
+RANDOM = re.compile(
+    r"gaussians(:\d{1,9})?|classification(:\d{1,9},\d{1,6})?"
+    r"|regression(:\d{1,9},\d{1,6}(,\d*\.?\d+(e-?\d{1,2})?)?)?"
+)
+SPLITS = re.compile(r"(iid)|(owners)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
 # Attempts to assign exact numbers of classes. Nodes choose freely in all but the last, in which
 # they choose the largest classes first, which succeeds more often. A choice.
 ATTEMPTS = 20
@@ -46,7 +59,7 @@ class Dataset:
     """Records, with the properties that a task needs."""
 
     x: Tensor  # (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,)
-    y: Tensor  # (s,) int64 classes 0..classes-1, or float32 targets
+    y: Tensor  # (s,) int64 classes 0..classes-1, or float32 targets, (s,) or (s, k)
     name: str  # as written by the user, without folders
     classes: int  # number of classes, 1 for targets
     levels: int  # 255 if x is k/255, else 0
@@ -57,6 +70,11 @@ class Dataset:
     # number of different tokens if records are sequences of tokens, else 0. y is then the token
     # after each sequence.
     tokens: int = 0
+    # (s,) int64 class of each record, if y are targets that stand for classes
+    groups: Tensor | None = None
+    owners: Tensor | None = None  # (s,) int64 number of the owner of each record, if it is known
+    held: tuple[Tensor, Tensor] | None = None  # x and y of its own test set, if that was read
+    planted: Tensor | None = None  # (p,) weights from which the targets were drawn
 
     def __len__(self) -> int:
         return len(self.x)
@@ -81,13 +99,17 @@ class Dataset:
             args=dict(args or {}),
             loss=loss,
             shape=tuple(self.x.shape[1:]),
-            classes=1 if loss == "squared" else self.classes,
+            classes=self._outputs() if loss == "squared" else self.classes,
             mean=self.mean,
             std=self.std,
             levels=self.levels,
             data=self.name,
             labels=self.labels,
         )
+
+    def _outputs(self) -> int:
+        """Return how many targets a record has."""
+        return self.y.shape[1] if self.y.dim() == 2 else 1
 
     def _usual_loss(self, model: str) -> str:
         if self.tokens:
@@ -100,14 +122,30 @@ class Dataset:
 
 
 def load(
-    name: str, root: Path | None = None, download: bool = False, generator: Generator | None = None
+    name: str,
+    root: Path | None = None,
+    download: bool = False,
+    generator: Generator | None = None,
+    held: bool = False,
 ) -> Dataset:
-    """Load a data set by name; a generator draws those that are random."""
+    """Load a data set by name; a generator draws those that are random.
+
+    Args:
+        held: Whether to read the records of its own test set as well, if it has one.
+    """
     kind, rest = _parts(name)
     if kind in FILES and kind != name:
         path = Path(rest).expanduser()
         shown = f"{kind}:{path.name}"  # without the folders, which are private
-        return _dataset(shown, FILES[kind](path))
+        found = _dataset(shown, FILES[kind](path))
+        if kind == "npz":
+            found = replace(found, owners=data_files.read_npz_owners(path, len(found)))
+        if held and kind == "npz":
+            tested = data_files.read_npz_test(path)
+            found = found if tested is None else _with_test(found, tested)
+        return found
+    if kind in PLANTED and is_random(name):
+        return _planted(name, kind, rest, generator)
     if is_random(name):
         count = int(rest or 1000)
         if not 2 <= count <= MOST_GAUSSIANS:
@@ -119,20 +157,56 @@ def load(
         return _dataset(name, data_sources.photos(download))
     if re.fullmatch(r"text(:\d{1,5})?", name):
         return _dataset(name, data_sources.text(int(rest or data_sources.LINE)))
-    if name in data_sources.TORCHVISION:
-        return _dataset(name, data_sources.from_torchvision(name, root, download))
+    if name == "ijcnn1" or name in data_sources.TORCHVISION:
+        found = _dataset(name, _published(name, root, download, train=True))
+        if held:
+            found = _with_test(found, _published(name, root, download, train=False))
+        return found
     raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
+
+
+def _published(name: str, root: Path | None, download: bool, train: bool) -> Records:
+    if name == "ijcnn1":
+        return data_sources.ijcnn1(root, train)
+    return data_sources.published(name, root, download, train)
+
+
+def _with_test(found: Dataset, records: Records) -> Dataset:
+    """Return a data set with its own test set, whose records must be like its others."""
+    name = f"{found.name} (test set)"
+    tested = _dataset(name, records)
+    if tested.x.shape[1:] != found.x.shape[1:] or tested.classes > found.classes:
+        raise LeakauditError(
+            f"data {name}: expected records {tuple(found.x.shape[1:])} of at most {found.classes} "
+            f"classes, got {tuple(tested.x.shape[1:])} of {tested.classes}"
+        )
+    return replace(found, held=(tested.x, tested.y))
+
+
+def _planted(name: str, kind: str, rest: str, generator: Generator | None) -> Dataset:
+    sizes = rest.split(",") if rest else ["1000", "10"]
+    count, width = int(sizes[0]), int(sizes[1])
+    spread = float(sizes[2]) if len(sizes) > 2 else 0.0
+    if count < 2 or width < 1 or count * width > MOST_NUMBERS:
+        raise LeakauditError(
+            f"{name}: expected N >= 2 records of P >= 1 features, and at most {MOST_NUMBERS} "
+            "numbers N P"
+        )
+    if generator is None:
+        raise LeakauditError(f"{kind} is drawn at random: pass a torch.Generator to load()")
+    records, weights = data_sources.planted(kind, count, width, spread, generator)
+    return replace(_dataset(kind, records), planted=weights)
 
 
 def is_random(name: str) -> bool:
     """Return whether the records are drawn from a generator."""
-    return re.fullmatch(r"gaussians(:\d{1,9})?", name) is not None
+    return RANDOM.fullmatch(name) is not None
 
 
 def is_public(name: str) -> bool:
     """Return whether a data set is public: its name reveals nothing about a user's files."""
     kind, rest = _parts(name)
-    return kind in NAMES and (not rest or rest.isdigit())
+    return kind in NAMES and (not rest or rest.isdigit() or is_random(name))
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -168,7 +242,8 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
         how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
             classes chosen at random; ``dirichlet:A``, every node draws its class proportions from a
             symmetric Dirichlet distribution (small A: few classes), and uses other classes once one
-            is exhausted.
+            is exhausted; ``owners``, every node is assigned equally many owners of records at
+            random, and holds records of these only.
     """
     need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):
@@ -178,24 +253,51 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
         )
     kind = SPLITS.fullmatch(how)
     if kind is None:
-        raise LeakauditError(f"split: expected iid, classes:C or dirichlet:A, got {how!r}")
-    iid, classes, concentration = kind.groups()
+        raise LeakauditError(f"split: expected iid, classes:C, dirichlet:A or owners, got {how!r}")
+    iid, owners, classes, concentration = kind.groups()
     if iid:
         order = torch.randperm(len(dataset), generator=generator, device=generator.device)
         return order.cpu()[:need].reshape(nodes, samples)
-    if dataset.y.is_floating_point():
+    if owners:
+        return _by_owners(dataset, nodes, samples, generator)
+    groups = dataset.y if dataset.groups is None else dataset.groups
+    if groups.is_floating_point():
         raise LeakauditError(
             f"split {how} needs classes, but {dataset.name} has real targets; use iid"
         )
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     rng = np.random.default_rng(seed)
-    y = dataset.y.numpy()
+    y = groups.numpy()
     have = np.bincount(y, minlength=dataset.classes)
     if classes:
         counts = _by_classes(have, nodes, samples, int(classes), rng)
     else:
         counts = _by_dirichlet(have, nodes, samples, float(concentration), rng)
     return _deal(y, counts, rng)
+
+
+def _by_owners(dataset: Dataset, nodes: int, samples: int, generator: Generator) -> Tensor:
+    if dataset.owners is None:
+        raise LeakauditError(
+            f"split owners: {dataset.name} does not say who owns a record; use npz:FILE with an "
+            "array owner (n,)"
+        )
+    _, owner = dataset.owners.unique(return_inverse=True)
+    each = (int(owner.max()) + 1) // nodes
+    node = torch.full((int(owner.max()) + 1,), -1)
+    order = torch.randperm(len(node), generator=generator, device=generator.device).cpu()
+    node[order[: each * nodes]] = torch.arange(nodes).repeat_interleave(each)
+    rows = []
+    for k in range(nodes):
+        own = (node[owner] == k).nonzero().flatten()
+        if len(own) < samples:
+            raise LeakauditError(
+                f"split owners: the {each} owners of node {k} have {len(own)} records together, "
+                f"fewer than the {samples} samples of a node; use fewer samples or nodes"
+            )
+        shuffled = torch.randperm(len(own), generator=generator, device=generator.device).cpu()
+        rows.append(own[shuffled[:samples]])
+    return torch.stack(rows)
 
 
 def _deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Tensor:

@@ -11,10 +11,10 @@ import warnings
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ MODES = {
 # targets y (s,), int64 classes 0..C-1 or float32; the names of the classes, which may be empty; 255
 # if x is k/255, else 0; and the number of different tokens if x are tokens, else 0.
 Records: TypeAlias = tuple[Tensor, Tensor, tuple[str, ...], int, int]
+Read = TypeVar("Read")
 
 
 def images(pixels: np.ndarray) -> Tensor:
@@ -84,31 +85,101 @@ def _targets(values: np.ndarray) -> Tensor:
 
 
 def read_npz(path: Path) -> Records:
-    """Read arrays x and y of an npz file.
+    """Read arrays x and y, or x_train and y_train, of an npz file.
 
     x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1]; or (n, p) features,
     k/255 if uint8. y is (n,): integers or text are classes, floats are regression targets.
     """
+    x, y = _opened_npz(path, _training_arrays)
+    if y.dtype.kind == "f":
+        return _values(x), _targets(y), (), _levels(x), 0
+    target, names = classes(y)
+    return _values(x), target, names, _levels(x), 0
+
+
+def read_npz_test(path: Path) -> Records | None:
+    """Read arrays x_test and y_test of an npz file; None if it has none.
+
+    Their classes have the numbers of `read_npz`.
+    """
+    found = _opened_npz(path, _test_arrays)
+    if found is None:
+        return None
+    x, y, known = found
+    if y.dtype.kind == "f":
+        return _values(x), _targets(y), (), _levels(x), 0
+    target = np.searchsorted(known, y).clip(max=len(known) - 1)
+    if not np.array_equal(known[target], y):
+        raise LeakauditError(f"npz {path}: y_test has classes that y lacks")
+    return _values(x), torch.from_numpy(target.astype(np.int64)), (), _levels(x), 0
+
+
+def read_npz_owners(path: Path, count: int) -> Tensor | None:
+    """Read the array owner (n,) of an npz file, as whole numbers; None if it has none."""
+    found = _opened_npz(path, _owner_array)
+    if found is None:
+        return None
+    if found.shape != (count,) or found.dtype.kind not in "iuU":
+        raise LeakauditError(
+            f"npz {path}: expected owner ({count},) of whole numbers or text, one per record, got "
+            f"{found.dtype} {found.shape}"
+        )
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
+
+
+def _owner_array(file: npz.Npz, _: Path) -> np.ndarray | None:
+    return file["owner"] if "owner" in file.files else None
+
+
+def _values(x: np.ndarray) -> Tensor:
+    """Return the records of an array of images or features, as float32."""
+    if x.dtype == np.uint8:
+        return images(x)
+    with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
+        values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    return _channels_first(values) if x.ndim > 2 else values
+
+
+def _levels(x: np.ndarray) -> int:
+    return 255 if x.dtype == np.uint8 else 0
+
+
+def _opened_npz(path: Path, read: Callable[[npz.Npz, Path], Read]) -> Read:
     try:
         with npz.Npz(path) as file:
-            x, y = _arrays(file, path)
+            return read(file, path)
     except (OSError, ValueError) as error:
         raise LeakauditError(
             f"npz {path}: cannot be read ({error}); expected a file of numpy.savez with x and y"
         ) from error
-    _check_arrays(x, y, path)
-    names: tuple[str, ...] = ()
-    if y.dtype.kind == "f":
-        target = _targets(y)
-    else:
-        target, names = classes(y)
-    if x.dtype == np.uint8:
-        return images(x), target, names, 255, 0
-    with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
-        values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if x.ndim > 2:
-        values = _channels_first(values)
-    return values, target, names, 0, 0
+
+
+def _training_arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    for x, y in (("x", "y"), ("x_train", "y_train")):
+        if {x, y} <= set(file.files):
+            return _arrays(file, path, x, y)
+    names = ", ".join(file.files)[:80] or "none"
+    raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
+
+
+def _test_arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return x and y of the test set, and all different y of the other records."""
+    if not {"x_test", "y_test"} <= set(file.files):
+        return None
+    x, y = _arrays(file, path, "x_test", "y_test")
+    return x, y, np.unique(file["y" if "y" in file.files else "y_train"])
+
+
+def _arrays(file: npz.Npz, path: Path, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+    most = min(LARGEST, npz.unpacked(path.stat().st_size))
+    if (size := file.length(x) * 4) > most:
+        raise LeakauditError(
+            f"npz {path}: {x} has {size} bytes as float32, expected at most {most} from a file of "
+            "this size"
+        )
+    pair = file[x], file[y]
+    _check_arrays(*pair, path)
+    return pair
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
@@ -127,19 +198,6 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
             f"npz {path}: expected y ({len(x)},) of numbers or text, one per record of x, "
             f"got {y.dtype} {y.shape}"
         )
-
-
-def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    if not {"x", "y"} <= set(file.files):
-        names = ", ".join(file.files)[:80] or "none"
-        raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
-    most = min(LARGEST, npz.unpacked(path.stat().st_size))
-    if (size := file.length("x") * 4) > most:
-        raise LeakauditError(
-            f"npz {path}: x has {size} bytes as float32, expected at most {most} from a file of "
-            "this size"
-        )
-    return file["x"], file["y"]
 
 
 def read_folder(folder: Path) -> Records:

@@ -1,19 +1,22 @@
-"""Data sets by name: bundled with scikit-image, read by torchvision, or generated."""
+"""Data sets by name: bundled with scikit-image, published as files, or generated."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import numpy as np
 import skimage.data
 import torch
 import torch.nn.functional as F
-from torch import Generator
+from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.tasks import _torchvision
-from leakaudit.tasks.data_files import Records, images
+from leakaudit.tasks import _torchvision, idx
+from leakaudit.tasks.data_files import LARGEST, Records, images, read_libsvm
 
 PHOTOS = {
     "astronaut": "astronaut.png",
@@ -29,8 +32,15 @@ LINE = 32  # tokens of a record of ``text``
 LONGEST = 1024  # most tokens of a record: the context of GPT-2
 BYTES = 256  # the tokens of ``text``
 CONTRAST = 0.05  # least standard deviation of a crop: excludes sky and other areas of one colour
+Planted: TypeAlias = tuple[Records, Tensor]  # records, and the weights (p,) behind their targets
 _BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
+# The files of LIBSVM, and those of a copy of it, with the 49,990 records of both parts of the
+# published training set.
+IJCNN1 = {True: ("ijcnn1", "ijcnn1.trn"), False: ("ijcnn1.t", "ijcnn1.tst")}
+IJCNN1_SOURCE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html#ijcnn1"
+CIFAR = "cifar-10-python.tar.gz"
+CIFAR_FOLDER = "cifar-10-batches-py"
 
 
 def faces(detect: bool, download: bool) -> Records:
@@ -76,23 +86,84 @@ def _bundled(file: str, download: bool) -> None:
         )
 
 
-def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
-    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout."""
+def published(name: str, root: Path | None, download: bool, train: bool = True) -> Records:
+    """Read the training or the test images of MNIST, Fashion-MNIST or CIFAR-10.
+
+    The files are read as published, packed or not, and in torchvision's layout.
+    """
     if root is None:
         raise LeakauditError(
             f"{name} is not bundled: set --data-root to its folder, "
             "and add --download to download it"
         )
+    if name == "cifar10":
+        return _cifar10(root, download, train)
+    part = "train" if train else "t10k"
+    found = idx.read(name, root, part)
+    if found is None and download:
+        _torchvision_data(name, root, train, download)
+        found = idx.read(name, root, part)
+    if found is None:
+        raise LeakauditError(
+            f"{name} cannot be read in {root} (there is no {part}-images-idx3-ubyte or "
+            f"{part}-labels-idx1-ubyte, packed as .gz or not, in it or in its subfolder "
+            f"{idx.FOLDERS[name][0]}); check --data-root, or add --download"
+        )
+    pixels, labels = found
+    return images(pixels), torch.from_numpy(labels.astype(np.int64)), idx.LABELS[name], 255, 0
+
+
+def ijcnn1(root: Path | None, train: bool = True) -> Records:
+    """Read the training or the test records of ijcnn1, 22 features, packed or not."""
+    names = [f"{stem}{end}" for stem in IJCNN1[train] for end in ("", ".bz2", ".gz")]
+    if root is None:
+        raise LeakauditError(f"ijcnn1 is not bundled: set --data-root to the folder of {names[1]}")
+    for folder in (root, root / "ijcnn1"):
+        for name in names:
+            if (folder / name).is_file():
+                return read_libsvm(folder / name)
+    raise LeakauditError(
+        f"ijcnn1 cannot be read in {root} (there is no {names[0]} or {names[1]} in it or in its "
+        f"subfolder ijcnn1); {names[1]} is at {IJCNN1_SOURCE}"
+    )
+
+
+def _cifar10(root: Path, download: bool, train: bool) -> Records:
+    """Read CIFAR-10 unpacked, or from its archive, which is unpacked into a temporary folder."""
+    folders = [root, *(root / name for name in ("cifar10", "CIFAR10", "cifar-10"))]
+    unpacked = next((one for one in folders if (one / CIFAR_FOLDER).is_dir()), None)
+    packed = next((one / CIFAR for one in folders if (one / CIFAR).is_file()), None)
+    with TemporaryDirectory() as place:
+        if unpacked is None and packed is not None and not download:
+            _unpack(packed, Path(place))
+            unpacked = Path(place)
+        got = _torchvision_data("cifar10", unpacked or root, train, download)
+        y = torch.as_tensor(got.targets).long()
+        return images(np.asarray(got.data)), y, tuple(got.classes), 255, 0
+
+
+def _unpack(archive: Path, place: Path) -> None:
+    """Unpack the batches of CIFAR-10; torchvision compares their checksums before it reads them."""
+    (place / CIFAR_FOLDER).mkdir()
+    try:
+        with tarfile.open(archive) as file:
+            for member in file:
+                path = PurePosixPath(member.name)
+                if member.isfile() and path.parts[:-1] == (CIFAR_FOLDER,) and member.size < LARGEST:
+                    file.extract(member, place, filter="data")
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise LeakauditError(f"{archive}: cannot be read ({error})") from error
+
+
+def _torchvision_data(name: str, root: Path, train: bool, download: bool) -> Any:
     kind = getattr(_torchvision.torchvision().datasets, TORCHVISION[name])
     try:
-        got = kind(str(root), train=True, download=download)
+        return kind(str(root), train=train, download=download)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         first = str(error).split("\n")[0]
         raise LeakauditError(
             f"{name} cannot be read in {root} ({first}); check --data-root, or add --download"
         ) from error
-    y = torch.as_tensor(got.targets).long()
-    return images(np.asarray(got.data)), y, tuple(got.classes), 255, 0
 
 
 def text(length: int) -> Records:
@@ -125,3 +196,21 @@ def gaussians(count: int, generator: Generator | None) -> Records:
     y = torch.arange(count) % 2
     noise = torch.randn(count, 2, generator=generator, device=generator.device).cpu()
     return noise + (2.0 * y - 1).unsqueeze(1), y, (), 0, 0
+
+
+def planted(kind: str, count: int, width: int, spread: float, generator: Generator) -> Planted:
+    """Draw features A (n, p) and weights x* (p,) of N(0, 1), and targets that A x* determines.
+
+    The targets of ``regression`` are A x* plus noise of standard deviation `spread`; those of
+    ``classification`` are 1 with probability 1 / (1 + exp(-A x*)), otherwise 0.
+    """
+    device = generator.device
+    a = torch.randn(count, width, generator=generator, device=device).cpu()
+    weights = torch.randn(width, generator=generator, device=device).cpu()
+    shown = a @ weights
+    if kind == "classification":
+        chance = torch.rand(count, generator=generator, device=device).cpu()
+        return (a, (chance < shown.sigmoid()).long(), (), 0, 0), weights
+    if spread:
+        shown = shown + spread * torch.randn(count, generator=generator, device=device).cpu()
+    return (a, shown, (), 0, 0), weights

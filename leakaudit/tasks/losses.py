@@ -48,6 +48,21 @@ def next_tokens(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([x[:, 1:].long(), y.long().unsqueeze(1)], dim=1)
 
 
+def correct(loss: str, out: Tensor, x: Tensor, y: Tensor, labels: str = "classes") -> Tensor:
+    """Return which labels a model's outputs name, (b,) bool; (b, length) for ``next_token``.
+
+    Args:
+        labels: What real targets stand for: ``signs`` or ``one-hot``.
+    """
+    if labels == "signs":
+        return (out.squeeze(-1) > 0) == (y > 0)
+    if loss == "binary":
+        return (out.squeeze(-1) > 0) == (y > 0.5)
+    if loss == NEXT_TOKEN:
+        return out.argmax(-1) == next_tokens(x, y)
+    return out.argmax(-1) == (y.argmax(-1) if y.is_floating_point() else y)
+
+
 def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
     """Return the derivative (N, b, k) of each node's `mean_loss` in its outputs (N, b, k)."""
     b = out.shape[1]

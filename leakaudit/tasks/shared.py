@@ -10,7 +10,8 @@ from torch import Generator
 
 from leakaudit._util.own_code import Trust
 from leakaudit.core.trace import TaskSpec
-from leakaudit.tasks import data
+from leakaudit.tasks import data, selected_data
+from leakaudit.tasks.selection import Selection
 from leakaudit.tasks.task import Task
 
 TASKS = 8  # tasks that are held: a run needs two, and two models or victims may alternate
@@ -21,20 +22,20 @@ class SharedData:
     """The last data set, and the last tasks; nothing changes them."""
 
     # the last data set, by what it was loaded from
-    sources: dict[tuple[str, Path | None, bool], data.Dataset] = field(default_factory=dict)
+    sources: dict[tuple[Selection, Path | None, bool], data.Dataset] = field(default_factory=dict)
     # the last tasks, oldest first, with everything that they were built from
     tasks: list[tuple[tuple[object, ...], Task]] = field(default_factory=list)
 
     def source(
-        self, name: str, root: Path | None, download: bool, generator: Generator
+        self, wanted: Selection, root: Path | None, download: bool, generator: Generator
     ) -> data.Dataset:
-        """Do what `data.load` does, once for several calls; random data are drawn in each call."""
-        if data.is_random(name):
-            return data.load(name, root, download, generator)
-        key = (name, root, download)
+        """Do what `selected_data.load` does, once; random data are drawn in every call."""
+        if data.is_random(wanted.data):
+            return selected_data.load(wanted, root, download, generator)
+        key = (wanted, root, download)
         if key not in self.sources:
             self.sources.clear()
-            self.sources[key] = data.load(name, root, download, generator)
+            self.sources[key] = selected_data.load(wanted, root, download, generator)
         return self.sources[key]
 
     def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: Trust) -> Task:

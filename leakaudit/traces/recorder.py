@@ -39,6 +39,7 @@ from leakaudit.traces.writer import Integers, RecordingWriter
 
 __all__ = ["Recorder", "RecorderOptions", "Storage", "estimate", "human", "plan_size"]
 
+EACH = "_each"  # ends the name of a curve with a value for each node
 LAST_ROUND = (1 << 31) - 1  # what the int32 column of rounds can hold
 
 
@@ -357,10 +358,18 @@ class Recorder:
         if self._keep_states:
             self._truth.state(name, round, value)
 
-    def curve(self, name: str, round: int, value: float) -> None:
-        """Store a number of a round, such as the loss, if the recorder keeps curves."""
-        if self.keep_curves:
-            self._truth.state(name, round, torch.tensor(value, dtype=torch.float64))
+    def curve(self, name: str, round: int, value: float | Tensor) -> None:
+        """Store a number of a round, such as the loss, if the recorder keeps curves.
+
+        Args:
+            value: The number; or those of each node (N,), a curve ``NAME_each`` beside the number.
+        """
+        if not self.keep_curves:
+            return
+        if isinstance(value, Tensor) and value.dim():
+            self._truth.state(f"{name}{EACH}", round, value.double())
+        else:
+            self._truth.state(name, round, torch.tensor(float(value), dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
         """End the recording with the current round; complete=False marks it as incomplete.

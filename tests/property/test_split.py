@@ -103,7 +103,7 @@ def test_dirichlet_concentration_decides_how_alike_the_nodes_are() -> None:
     ("how", "says"),
     [
         ("iid", "7 nodes x 3 samples need 21 records, but made-up has 20"),
-        ("idd", "expected iid, classes:C or dirichlet:A, got 'idd'"),
+        ("idd", "expected iid, classes:C, dirichlet:A or owners, got 'idd'"),
         ("classes", "expected iid"),
         ("classes:-1", "expected iid"),
         ("dirichlet:nan", "expected iid"),

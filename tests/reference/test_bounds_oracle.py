@@ -26,7 +26,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.victim import Victim
-from leakaudit.theory.relations import Expression, Relations
+from leakaudit.theory.relations import Expression, Relations, account, know
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 BELOW = 1e-9  # relative rounding of a mu
@@ -315,6 +315,20 @@ def test_no_bound_is_below_the_oracle_in_larger_networks(
     for graph in case.graphs:
         compared(case, graph, case.rounds + 1, judge)
     record_property("views", str(judge))
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_equal_messages_make_no_pivot_zero(seed: int) -> None:
+    """With seed 6, two messages with the same noise and model once ended in "ill-conditioned"."""
+    ring = Graph(6, tuple(sorted((min(i, (i + 1) % 6), max(i, (i + 1) % 6)) for i in range(6))))
+    case = Case.alike(unrolled.dpnorm, inner=10, order="random", noise="inner")
+    made = case.protocol(ring, 4)
+    public = made.victim.schedule(ring, 4, torch.Generator().manual_seed(seed))
+    p = made.victim.relations(ring, 4, public)
+    found = account(know(p, Adversary()), p.gradients(0), 1.0, certify=False)
+    fisher = case.run(ring, 4, public, size=600).view(Adversary(), 0).fisher
+    assert fisher.min() > -1e-12  # aligned changes add up
+    assert found.mu == pytest.approx(math.sqrt(fisher.sum()), rel=1e-12)
 
 
 def test_the_oracle_sees_a_wrong_equation() -> None:

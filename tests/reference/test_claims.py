@@ -35,7 +35,7 @@ def figures(number: int, place: int = 0) -> Any:
 
 
 def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
-    assert [row.number for row in ROWS] == list(range(1, 42))
+    assert [row.number for row in ROWS] == list(range(1, 44))
     assert PAPERS == ("dp-norm", "dp-recal", "dp-dkm", "secured-fl", "pdmm-thesis", "other")
     assert [row.number for row in select(papers=["SecureD-FL", "001"])] == [
         1,
@@ -308,6 +308,18 @@ def test_40_against_a_server() -> None:
 
 def test_41_the_condition_on_mu() -> None:
     assert verdicts(41) == [STANDS, REFUTED]
+
+
+def test_42_messages_at_random_times() -> None:
+    assert verdicts(42) == [REFUTED, UNCLAIMED]
+    assert figures(42) == {"apart": 4, "exact": 4, "recovered": 5}
+    assert figures(42, 1) == {"exact": 0}
+
+
+def test_43_asynchronous_pdmm() -> None:
+    assert verdicts(43) == [STANDS, UNCLAIMED]
+    assert figures(43) == {"absolute": False}
+    assert figures(43, 1)["recovered"] == figures(43, 1)["nodes"] > 40
 
 
 def test_a_row_repeats_to_the_last_digit() -> None:

@@ -77,7 +77,8 @@ def _problem(task: Task, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) 
 def task_of(setup: Setup) -> Task:
     """Build the task of a run."""
     dtype = getattr(torch, setup.scenario.dtype)
-    return _LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    task = _LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    return task.summed(setup.scenario.summed)
 
 
 def serve(
@@ -239,7 +240,7 @@ class _NodeRecorder:
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
-    def curve(self, name: str, round: int, value: float) -> None:
+    def curve(self, name: str, round: int, value: float | Tensor) -> None:
         """Record nothing: a curve needs all nodes."""
 
     def end_round(self, round: int) -> None:

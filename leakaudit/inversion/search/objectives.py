@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,22 @@ class Target:
     aim: Tensor  # (m, c) the value, mixed in the same way, with norm 1
     columns: slice  # columns of the flat gradient to compare
     noise: float  # norm of the residual that the leak's own errors cause at the true inputs
+    factors: Tensor | None = None  # (c,) of the columns in the cosine; None for 1
+
+    def to(self, dtype: torch.dtype) -> Target:
+        """Return the same numbers in another format."""
+        names = ["theta", "combination", "value", "mixing", "aim"]
+        if self.factors is not None:
+            names.append("factors")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
+    @property
+    def weighted(self) -> Tensor:
+        """The aim (m, c) with the columns' factors, of norm 1."""
+        if self.factors is None:
+            return self.aim
+        aim: Tensor = self.aim * self.factors
+        return aim / positive(aim.norm())
 
     def l2(self, found: Tensor) -> Tensor:
         """Return the squared relative norm of the whitened residual of gradients (T, c)."""
@@ -57,8 +73,10 @@ class Target:
     def cosine(self, found: Tensor) -> Tensor:
         """Return one minus the cosine of whitened rows of gradients (T, c) and the target."""
         rows = self.mixing @ found
+        if self.factors is not None:
+            rows = rows * self.factors
         size = positive(rows.norm())
-        loss: Tensor = 1 - (rows * self.aim).sum() / size
+        loss: Tensor = 1 - (rows * self.weighted).sum() / size
         return loss
 
     def misfit(self, found: Tensor) -> float:
@@ -78,10 +96,13 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
     if leak.gaps:
         return leak.gaps
     if leak.theta is None:
-        return (
+        why = (
             "it requires the models at which the gradients were computed, "
             "but this adversary does not know them"
         )
+        if leak.adversary == "eavesdropper":
+            why += f"; one who also is a node may (--as eavesdropper+node:{int(leak.node == 0)})"
+        return why
     if leak.inner > 1:
         return (
             f"it compares single gradients, "
@@ -166,6 +187,24 @@ def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
     mixing = torch.stack([t.mixing for t in targets])
     aim = torch.stack([t.aim for t in targets])
     return theta, mixing, aim
+
+
+Weights = Literal["equal", "linear", "exp"]
+
+
+def factors(task: Task, columns: slice, weights: Weights, dtype: torch.dtype) -> Tensor | None:
+    """Return factors (c,) of columns, square roots of their parameter's weight; None for 1.
+
+    Of n parameters (weights and biases count each), the k-th from 0 has the weight 1 - k / n
+    (linear) or e^-k (exp), as in the code of Geiping et al. 2020.
+    """
+    if weights == "equal":
+        return None
+    found = torch.empty(task.layout.size, dtype=dtype, device=task.device)
+    for k, piece in enumerate(task.layout.slices.values()):
+        weight = 1 - k / len(task.layout.names) if weights == "linear" else math.exp(-k)
+        found[piece] = math.sqrt(weight)
+    return found[columns]
 
 
 def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int]]:

@@ -20,8 +20,7 @@ from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.model import CeilingEntry, encoded
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
-from leakaudit.theory.bounds.gaussian import Gdp
-from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.guarantee import Guarantee
 from leakaudit.theory.bounds.reconstruction import distances, kappa_packing, nearest, tolerance
 from leakaudit.views.accounting.compare import Comparison
 
@@ -57,7 +56,7 @@ class Blind:
     @cached_property
     def unlike(self) -> NDArray[np.float64] | None:
         """Distances of structure between all records, (m, m); None if SSIM is not defined."""
-        found = metrics.structural_distances(self.ready.source.x)
+        found = metrics.structural_distances(self.ready.source.x, data_range=self.ready.data_range)
         return None if found is None else found.numpy()
 
     @property
@@ -67,7 +66,7 @@ class Blind:
 
     def near(self, psnr: float) -> float:
         """Return the upper limit of the probability that one guess reaches a PSNR."""
-        return self._kappa(tolerance(psnr, 1.0))
+        return self._kappa(tolerance(psnr, self.ready.data_range))
 
     def _kappa(self, distance: float) -> float:
         if self.why:
@@ -78,7 +77,9 @@ class Blind:
     def psnr(self, guarantee: Guarantee, chance: float) -> float:
         """Return the PSNR that a record exceeds with a probability below `chance`, in dB."""
         error = self._nearest(guarantee, chance, self.apart)
-        return min(metrics.PSNR_CAP, -20 * math.log10(error)) if error else metrics.PSNR_CAP
+        if not error:
+            return metrics.PSNR_CAP
+        return min(metrics.PSNR_CAP, 20 * math.log10(self.ready.data_range / error))
 
     def ssim(self, guarantee: Guarantee, chance: float) -> float | None:
         """Return the SSIM that a record exceeds with a probability below `chance`."""
@@ -113,10 +114,9 @@ def ceilings(
             )
             guessed = [scoring.nothing(view.bound.node, "", truth) for view in views]
             yield replace(where, psnr=_median(guessed, "psnr"), ssim=_median(guessed, "ssim"))
-            worst = max(map(_mu, views), default=math.inf)
-            if void or blind.why or worst == math.inf:
+            guarantee = _weakest(views, level.delta)
+            if void or blind.why or guarantee is None:
                 continue
-            guarantee = Gdp(worst, Adjacency.REPLACE)
             for chance in CHANCES:
                 psnr = blind.psnr(guarantee, chance)
                 ssim = blind.ssim(guarantee, chance)
@@ -128,8 +128,18 @@ def _median(scores: Sequence[Score], name: str) -> float | None:
     return median(values) if values else None
 
 
-def _mu(view: Comparison) -> float:
-    """Return the mu that a record's view has at most, infinite if there is no such bound."""
-    if view.bound.mu is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
-        return math.inf
-    return view.bound.mu
+def _weakest(views: Sequence[Comparison], delta: float) -> Guarantee | None:
+    """Return the guarantee of the record that is bounded least; None if one is not bounded."""
+    weakest = None
+    largest = -1.0
+    for view in views:
+        guarantee = view.bound.guarantee
+        if guarantee is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
+            return None
+        epsilon = guarantee.epsilon(delta)
+        if epsilon == math.inf:
+            return None
+        if epsilon > largest:
+            largest = epsilon
+            weakest = guarantee
+    return weakest

@@ -150,7 +150,7 @@ def _redrawn(case: Case) -> Iterator[Pitfall]:
     if not kept:
         return
     try:
-        scenario = Scenario(**{**told, "states": True, "curves": False})
+        scenario = Scenario(**{**told, "states": True, **recording.SILENT})
         truth = recording.record(recording.plan(scenario), None).truth_record
     except (LeakauditError, TypeError, OSError):
         return

@@ -25,6 +25,7 @@ LAST = "last"
 FIRST = "first"
 EVERY = "every"
 ANY = "any"
+OWN = "own"  # the paper of a file that a user names
 # Further names of the papers, as users may know them.
 ALIASES = {
     "dpnorm": "dp-norm",
@@ -194,7 +195,7 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 def load(path: Path, paper: str) -> Item:
     """Read and check the file of an item."""
     name = path.name.removesuffix(".toml")
-    file = config.read(path, f"item {paper}/{name}")
+    file = config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}")
     item = file.decode(_ItemFile, partial(Item, paper=paper, name=name))
     _check(item, file)
     return item
@@ -226,14 +227,14 @@ def of_paper(name: str) -> str:
     lowered = name.lower()
     found = ALIASES.get(lowered, lowered)
     if found not in PAPERS:
-        near = suggest(lowered, (*PAPERS, *ALIASES))
+        near = suggest(lowered, PAPERS) or suggest(lowered, ALIASES)
         raise LeakauditError(f"paper {name!r} does not exist{near}; expected {', '.join(PAPERS)}")
     return found
 
 
 def _named(name: str, known: Sequence[Item]) -> list[Item]:
     if name.endswith(".toml"):
-        return [load(Path(name), "own")]
+        return [load(Path(name), OWN)]
     start, slash, rest = name.partition("/")
     paper = of_paper(start)
     mine = [item for item in known if item.paper == paper]

@@ -176,15 +176,21 @@ class _Test:
         if found is None:
             return Outcome.MISSING
         low, high = found.ends
-        if self.strict:
-            inside = self.low < low and high < self.high
-            outside = high <= self.low or low >= self.high
-        else:
-            inside = self.low <= low and high <= self.high
-            outside = high < self.low or low > self.high
-        if inside:
+        if self._above(low) and self._below(high):
             return Outcome.HOLDS
-        return Outcome.FAILS if outside else Outcome.UNDECIDED
+        if not self._above(high) or not self._below(low):
+            return Outcome.FAILS
+        return Outcome.UNDECIDED
+
+    def _above(self, value: float) -> bool:
+        if self.low == -math.inf:
+            return True
+        return value > self.low or (value == self.low and not self.strict)
+
+    def _below(self, value: float) -> bool:
+        if self.high == math.inf:
+            return True
+        return value < self.high or (value == self.high and not self.strict)
 
     @property
     def found(self) -> str:
@@ -382,7 +388,7 @@ def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[st
     own_size = item.is_own_size(scale)
     numbers = tuple(compared(printed, panels) for printed in item.numbers(scale))
     shapes = tuple(tested(expected, panels) for expected in item.shapes(scale))
-    outcomes = [one.outcome for one in (*numbers, *shapes)]
+    outcomes = [*(one.outcome for one in numbers), *(one.outcome for one in shapes)]
     lines = [line for panel in panels for line in panel.lines]
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)

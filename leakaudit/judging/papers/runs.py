@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.leak import GradientLeak
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.core.verdict import Holds
+from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring.scoring import score
 from leakaudit.tasks.task import Problem
 from leakaudit.theory.relations import Expression, Knowledge, account
 
+EXACT = 1e-6  # relative error below which inputs count as computed
 NEWTON = 30  # steps; quadratic convergence reaches the rounding error in about ten
 
 
@@ -77,6 +81,12 @@ def finish(plan: Plan) -> FinishedRun:
     """Run a plan."""
     recorder = recording.record(plan, None)
     return FinishedRun(plan, recorder.trace, recorder.truth_record)
+
+
+def input_errors(done: FinishedRun, leaks: Iterable[GradientLeak]) -> list[float]:
+    """Return the relative error of the inputs of the analytic attack on each leak."""
+    found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
+    return [float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth)]
 
 
 def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:

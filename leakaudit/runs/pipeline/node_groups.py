@@ -139,7 +139,7 @@ class _Run:
                 self.found.late += nodes
                 continue
             with sharing((total - attacked) / len(nodes)):
-                heard = _listen(deduction, self._group(nodes, covered), self.options.rounds)
+                heard = _listen(deduction, self._group(nodes, covered), self.options)
                 covered |= heard.covered
                 left = self._heard(heard)
                 self._settled(left, _settle(left, self.task, self.options))
@@ -229,8 +229,9 @@ class _AttackedGroup:
     settled: tuple[FinalReconstruction, ...]
 
 
-def _listen(heard: Deduction, group: _NodeGroup, rounds: int | None) -> _GroupLeaks:
-    """Deduce the leaks of one group, of at most so many rounds."""
+def _listen(heard: Deduction, group: _NodeGroup, options: AttackOptions) -> _GroupLeaks:
+    """Deduce the leaks of one group, as its attack wants them."""
+    estimator = attacking.estimator(options.attack, options.settings)
     covered = set(group.covered)
     leaks: list[GradientLeak] = []
     reasons: dict[int, str] = {}
@@ -238,7 +239,7 @@ def _listen(heard: Deduction, group: _NodeGroup, rounds: int | None) -> _GroupLe
     for node in group.nodes:
         if node in covered:
             continue
-        got = hearing.deduce(heard, [node], rounds, incomplete=True)
+        got = hearing.deduce(heard, [node], options.rounds, incomplete=True, estimator=estimator)
         reasons |= got.undetermined
         not_understood |= got.not_understood
         leaks += list(got)
@@ -288,7 +289,7 @@ class _GroupJob:
     def __call__(self, group: _NodeGroup) -> _AttackedGroup:
         """Attack one group."""
         with sharing(self.rounds):
-            heard = _listen(self.deduction, group, self.options.rounds)
+            heard = _listen(self.deduction, group, self.options)
             left = [leak for leak in heard.leaks if leak.node not in group.done]
             settled = tuple(_settle(left, self.task, self.options))
         light = tuple(map(_without_values, heard.leaks))

@@ -82,7 +82,10 @@ def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> Reproducti
     for line in item.plan.line:
         made = _line(item, item.plan, line, scale, count, versions)
         _check_axis(item, made)
-        first = made.sweep.scenario.seed
+        try:
+            first = next(iter(made.cells.values())).scenario.seed
+        except LeakauditError as error:
+            raise LeakauditError(f"{item.full_name}, line {line.name}: {error}") from None
         lines.append(made)
     return ReproductionPlan(item, scale, tuple(range(first, first + count)), tuple(lines))
 

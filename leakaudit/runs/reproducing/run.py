@@ -83,6 +83,24 @@ class Reproduced:
     note: str = ""  # of the function that draws it
     versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
 
+    def __repr__(self) -> str:
+        """The item and its verdict."""
+        return f"Reproduced({self.item.full_name!r}, {self.sentence!r:.200})"
+
+    def _repr_html_(self) -> str:
+        """The verdict above the printed numbers and ours, for notebooks."""
+        from leakaudit.reporting.rendering import cards  # only needed if a notebook asks for it
+
+        rows = []
+        if self.judged is not None:
+            rows += [(str(one.outcome), one.says) for one in self.judged.numbers]
+            for shape in self.judged.shapes:
+                rows.append((str(shape.outcome), f"{shape.expected.says}: {shape.found}"))
+        for row in self.claims:
+            rows += [(words(one.verdict), f"{one.about}: {one.says}") for one in row.findings]
+        lead = [self.item.title]
+        return cards.card(f"{self.item.full_name}: {self.sentence}", lead, ("", "evidence"), rows)
+
     @property
     def item(self) -> Item:
         """What was published."""
@@ -259,7 +277,7 @@ class ReproductionRun:
             tried.add(cell.scenario.data)
             try:
                 recording.plan(
-                    cell.scenario,
+                    cell.scenario.without_epsilon(),
                     data_root=self.options.data_root,
                     download=self.options.download,
                     trusted=self.options.trusted,

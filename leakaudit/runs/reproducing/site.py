@@ -149,7 +149,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                     "level": WORDS[one.word],
                 }
             )
-        groups.append({"name": paper, "counts": counts, "items": rows})
+        groups.append({"name": paper, "counts": counts, "entries": rows})
     meant = {str(word): sentence for word, sentence in MEANT.items() if word in shown}
     meant |= {v.words: v.value for v in VERDICT_ORDER if v.words in shown}
     return {

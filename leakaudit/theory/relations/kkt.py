@@ -39,6 +39,10 @@ Rounding: TypeAlias = float | Mapping[str, float]
 # last place of float64, so that they only determine what is undetermined.
 DELTA = 1e-16
 RIDGE = 1e-16
+# Multiples of these diagonals that are tried until no pivot rounds to zero. Two messages that show
+# the same noise and models are such a pivot in some orders of elimination; refinement removes the
+# effect of the diagonals.
+LARGER = (1.0, 1e2, 1e4)
 
 # Refinement ends at a row error of two units in the last place, relative to the row's terms, which
 # is the rounding of a product. It ends after at most 6 steps, because each gains several digits or
@@ -234,12 +238,16 @@ def _factor(
     matrix = sp.block_array(blocks, format="csc")
     shift = sp.diags_array(np.concatenate([np.zeros(q), np.full(f, delta), np.full(m, -RIDGE)]))
     right = np.concatenate([np.zeros((q, middle.shape[1])), middle, bottom])
-    try:
-        # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
-        # exchange rows more often.
-        factor = splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
-    except RuntimeError:
-        # A pivot that rounds to zero: no solution, which `solve` detects.
+    for larger in LARGER:
+        try:
+            # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1
+            # would exchange rows more often.
+            shifted = (matrix + larger * shift).tocsc()
+            factor = splu(shifted, permc_spec="COLAMD", diag_pivot_thresh=0.1)
+            break
+        except RuntimeError:
+            continue
+    else:  # a pivot that rounds to zero each time: no solution, which `solve` detects
         right = np.full_like(right, np.nan)
         return right[:q], right[q : q + f], right[q + f :]
     found = factor.solve(right)

@@ -10,7 +10,7 @@ from leakaudit.core.adversary import Adversary, node_list
 from leakaudit.core.errors import LeakauditError, NotDetermined
 from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.trace import Trace
-from leakaudit.views.extraction import changes, gradient_values
+from leakaudit.views.extraction import changes, gradient_values, two_steps
 from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
 
 # Defaults for the bytes of the values of one leak, and for the number of gradients. Choices.
@@ -34,6 +34,7 @@ def leaks(
     adversary: Adversary | str | None = None,
     nodes: Iterable[int] | None = None,
     rounds: int | None = None,
+    estimator: str = "",
 ) -> Leaks:
     """Return what an adversary learns about the nodes' gradients.
 
@@ -44,6 +45,8 @@ def leaks(
         nodes: Nodes to analyse, as a list; by default all that hold data and that the adversary
             does not control.
         rounds: Largest number of gradients; by default as many as fit into 512 MB, at most 128.
+        estimator: How an attack wants them estimated (`Attack.estimator`); empty for the values
+            that the relations determine.
 
     Raises:
         LeakauditError: A node does not exist or is the adversary's own, or a message holds NaN.
@@ -51,7 +54,7 @@ def leaks(
     heard = Deduction(trace, Adversary() if adversary is None else Adversary.of(adversary))
     chosen = node_list(nodes)
     check_nodes(heard.view.adversary, chosen)
-    found = deduce(heard, chosen, rounds, incomplete=True)
+    found = deduce(heard, chosen, rounds, incomplete=True, estimator=estimator)
     mapping.verify()
     return replace(found, items=tuple(each_sum_once(found)))
 
@@ -71,10 +74,12 @@ def deduce(
     rounds: int | None = None,
     *,
     incomplete: bool = False,
+    estimator: str = "",
 ) -> Leaks:
     """Do what `leaks` does, for a deduction that is reused in several calls.
 
-    A sum over several nodes is returned for each of them.
+    A sum over several nodes is returned for each of them. An estimator is the local update that
+    two-step estimates assume (`two_steps`); by default, the relations determine the values.
     """
     trace = heard.trace
     check_rounds(rounds)
@@ -88,10 +93,13 @@ def deduce(
     for node in nodes:
         trace.graph.require(node, "trace")
         try:
-            found.append(_leak(heard, node, rounds))
+            if estimator:
+                found.append(two_steps.leak(heard, node, rounds, two_steps.expect(estimator)))
+            else:
+                found.append(_leak(heard, node, rounds))
         except NotDetermined as e:
             some = None
-            if e.understood or not e.explained:
+            if not estimator and (e.understood or not e.explained):
                 some = _other(heard, node, rounds, incomplete)
             if some is not None:
                 found.append(some)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Holds, Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import protocol
+from leakaudit.judging.papers.runs import EXACT, input_errors, protocol, run
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
-from leakaudit.theory.relations import Knowledge, drift, know
+from leakaudit.theory.relations import Expression, Knowledge, account, drift, know
+from leakaudit.views.extraction import hearing
 
 # The paper's setting: R rounds of K steps, d records per node, batches of B records, G = 1.
 ROUNDS = 2000
@@ -22,10 +24,11 @@ STEP = 0.03
 ALPHA = 0.2
 DELTA = 1e-3
 RING = {"nodes": 6, "graph": "ring"}
+EXAMINED = 4  # rounds of messages at random times: more reveal more
 NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
 
 
-def setting(epsilon: float) -> Protocol:
+def setting(epsilon: float, **changes: str) -> Protocol:
     """Return DP-Norm with the constants of the paper's experiments, and the noise of Theorem 1."""
     return protocol(
         victim="dpnorm",
@@ -39,6 +42,7 @@ def setting(epsilon: float) -> Protocol:
             "delta": DELTA,
             "batch": BATCH,
             "records": RECORDS,
+            **changes,
         },
         **{**RING, "data": f"gaussians:{6 * RECORDS}"},
     )
@@ -152,4 +156,51 @@ def _claimed_one() -> Iterator[Judgement]:
         "condition on the step; without this condition, only changes of the entire node are "
         "bounded",
         {"epsilon": found, "smoothness": limit, "gradients": len(steps)},
+    )
+
+
+def _free_of_noise(made: Protocol) -> tuple[Expression, ...]:
+    """Return the combinations of gradients of node 0 that the first rounds reveal exactly."""
+    view = know(replace(made, rounds=EXAMINED).whole, Adversary())
+    return account(view, view.gradients(0), 2 / BATCH, certify=False).leaking
+
+
+def _computed(epsilon: float) -> list[float]:
+    """Return the errors of the inputs that are computed from messages at random times.
+
+    One record per node, and the noise of Theorem 1.
+    """
+    constants = {"mu": STEP, "inner": LOCAL, "alpha": ALPHA, "epsilon": epsilon, "delta": DELTA}
+    done = run(
+        victim="dpnorm", rounds=EXAMINED, samples=1, set={**constants, "order": "random"}, **RING
+    )
+    return input_errors(done, hearing.leaks(done.trace))
+
+
+@judges(42)
+def _at_random_times() -> Iterator[Judgement]:
+    made = setting(1.0, order="random")
+    free = _free_of_noise(made)
+    channels = [made.graph.arcs.index((0, j)) for j in made.graph.neighbours[0]]
+    moments = made.public["moments"][:EXAMINED, channels]
+    apart = int((moments != moments[:, :1]).any(1).sum())
+    computed = sum(error < EXACT for error in _computed(1.0))
+    yield Judgement(
+        "Algorithm 1 as printed, with one draw of noise per round",
+        against(bool(free)),
+        f"in {apart} of {EXAMINED} rounds, the two channels of a node send after different inner "
+        f"steps, and the noise cancels in their difference: {len(free)} combinations of its "
+        "gradients are exact, so no epsilon is finite. With one record per node, the inputs of "
+        f"{computed} of 6 nodes are computed",
+        {"apart": apart, "exact": len(free), "recovered": computed},
+    )
+    fresh = _free_of_noise(setting(1.0, order="random", noise="inner"))
+    says = "no combination is exact"
+    if fresh:
+        says = f"{len(fresh)} combinations are exact"
+    yield Judgement(
+        "with new noise in every inner step, as in the supplement",
+        Verdict.UNCLAIMED,
+        says,
+        {"exact": len(fresh)},
     )

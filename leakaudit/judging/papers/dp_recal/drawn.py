@@ -1,0 +1,174 @@
+"""DP-RECAL's items that need little or no training; their formulas are lost, and restated here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.runs import finish, fresh, planned
+from leakaudit.protocols import recording, topology
+from leakaudit.protocols.walk import draw
+from leakaudit.theory.bounds import gaussian
+
+BUDGETS = (0.3, 0.1, 0.5, 0.2, 0.4)  # epsilons of successive releases
+OUTCOMES = 100_000  # random outcomes at which two likelihoods are compared
+DELTA = 1e-3
+TAUS = (0.05, 0.1, 0.2, 0.4)
+RHOS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
+ORDERS = (1.5, 2.0, 4.0, 8.0, 16.0)
+
+
+def largest_loss(epsilons: Sequence[float], moved: Sequence[bool], seed: int) -> float:
+    """Return the largest privacy loss at random outcomes of Laplace releases.
+
+    Args:
+        epsilons: Of the releases; each has noise of scale 1 / epsilon.
+        moved: Whether the other data set moves a release, by 1.
+    """
+    generator = np.random.default_rng(seed)
+    scale = 1 / np.asarray(epsilons)
+    outcome = generator.laplace(0, scale, (OUTCOMES, len(scale)))
+    loss = (np.abs(outcome - np.asarray(moved)) - np.abs(outcome)) / scale
+    return float(loss.sum(1).max())
+
+
+@draws("dp-recal/proposition1")
+def _sequential(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    counts = [*range(1, len(BUDGETS) + 1)]
+    sums = [math.fsum(BUDGETS[:count]) for count in counts]
+    attained = [
+        [largest_loss(BUDGETS[:count], [True] * count, seed) for count in counts] for seed in seeds
+    ]
+    lines = [
+        DrawnLine("sum of the budgets", counts, sums),
+        DrawnLine("largest loss of Laplace releases", counts, runs=attained),
+    ]
+    return DrawnItem([DrawnPanel("epsilon", "epsilon", "releases", lines)])
+
+
+@draws("dp-recal/proposition2")
+def _parallel(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    counts = [*range(1, len(BUDGETS) + 1)]
+    largest = [max(BUDGETS[:count]) for count in counts]
+
+    def worst(count: int, seed: int) -> float:
+        """The record is in one of the parts, and moves only the release from that part."""
+        every = [[k == part for k in range(count)] for part in range(count)]
+        return max(largest_loss(BUDGETS[:count], moved, seed) for moved in every)
+
+    lines = [
+        DrawnLine("largest budget", counts, largest),
+        DrawnLine(
+            "largest loss of Laplace releases",
+            counts,
+            runs=[[worst(count, seed) for count in counts] for seed in seeds],
+        ),
+    ]
+    return DrawnItem([DrawnPanel("epsilon", "epsilon", "parts of the data", lines)])
+
+
+@draws("dp-recal/lemma1")
+def _activations(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    count = 200_000 if scale == "paper" else 20_000
+    panels = []
+    for kind, size in (("star", 5), ("ring", 8), ("rgg", 10)):
+        graph = topology.make(kind, size, fresh())
+        nodes = [*range(graph.nodes)]
+        total = 2 * len(graph.edges)
+        shares = []
+        for seed in seeds:
+            walk = draw(graph, count, fresh(seed), "walk")
+            shares.append((torch.bincount(walk, minlength=graph.nodes) / count).tolist())
+        lines = [
+            DrawnLine(f"degree / 2 E, {kind}", nodes, [graph.degree(i) / total for i in nodes]),
+            DrawnLine(f"share of activations, {kind}", nodes, runs=shares),
+        ]
+        panels.append(DrawnPanel("share", f"share of activations, {kind}", "agent", lines))
+    return DrawnItem(panels)
+
+
+@draws("dp-recal/lemma5")
+def _sensitivity(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    moved, allowed = [], []
+    for seed in seeds:
+        changes = [_change(tau, seed) for tau in TAUS]
+        moved.append([change for change, _ in changes])
+        allowed.append([most for _, most in changes])
+    lines = [
+        DrawnLine("change of the state", TAUS, runs=moved),
+        DrawnLine("tau_i times the change of the gradient", TAUS, runs=allowed),
+    ]
+    title = "change by one replaced record"
+    return DrawnItem([DrawnPanel("moved", title, "tau_i", lines)])
+
+
+def _change(tau: float, seed: int) -> tuple[float, float]:
+    """Replace a record of the first active agent; return what it moves, and Lemma 5's bound."""
+    plan = planned(
+        victim="recal",
+        nodes=8,
+        graph="ring",
+        rounds=1,
+        samples=10,
+        seed=seed,
+        states=True,
+        set={"tau": str(tau), "s": "0.5"},
+    )
+    rows = plan.rows.clone()
+    unused = torch.ones(len(plan.source.x), dtype=torch.bool)
+    unused[rows.flatten()] = False
+    here = finish(plan)
+    active = int(here.trace.public["active"][0])
+    rows[active, 0] = unused.nonzero()[0, 0]
+    # A run uses up its generators, so the other one needs a plan of its own.
+    there = finish(replace(recording.plan(plan.scenario), rows=rows))
+    start = here.truth.states["w"][0]
+    slopes = [
+        done.plan.task.gradients(start, done.problem.x, done.problem.y)[active]
+        for done in (here, there)
+    ]
+    states = [done.truth.states["w"][1, active] for done in (here, there)]
+    return float((states[0] - states[1]).norm()), tau * float((slopes[0] - slopes[1]).norm())
+
+
+@draws("dp-recal/lemma6")
+def _divergence(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    panels = []
+    for noise in (0.5, 1.0, 3.0):
+        rho = 1 / (2 * noise**2)
+        lines = [
+            DrawnLine(f"rho alpha, sigma = {noise:g}", ORDERS, [rho * a for a in ORDERS]),
+            DrawnLine(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
+        ]
+        title = f"Rényi divergence, Delta = 1 and sigma = {noise:g}"
+        panels.append(DrawnPanel("divergence", title, "order alpha", lines))
+    return DrawnItem(panels)
+
+
+def renyi(noise: float, order: float) -> float:
+    """Return the Rényi divergence of N(0, noise^2) from N(1, noise^2), by the trapezoidal rule."""
+    center = 1 - order  # where the integrand p^alpha q^(1 - alpha) is largest
+    z = np.linspace(center - 12 * noise, center + 12 * noise, 20_001)
+    log_p = -((z) ** 2) / (2 * noise**2)
+    log_q = -((z - 1) ** 2) / (2 * noise**2)
+    exponent = order * log_p + (1 - order) * log_q
+    top = float(exponent.max())
+    density = np.exp(exponent - top) / (noise * math.sqrt(2 * math.pi))
+    return (math.log(float(np.trapezoid(density, z))) + top) / (order - 1)
+
+
+@draws("dp-recal/proposition3")
+def _conversion(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    said = [rho + 2 * math.sqrt(rho * math.log(1 / DELTA)) for rho in RHOS]
+    true = [gaussian.epsilon(DELTA, math.sqrt(2 * rho)) for rho in RHOS]
+    lines = [
+        DrawnLine("rho + 2 sqrt(rho log(1 / delta))", RHOS, said),
+        DrawnLine("exact epsilon of Gaussian noise with this rho", RHOS, true),
+    ]
+    title = f"epsilon at delta = {DELTA:g}"
+    return DrawnItem([DrawnPanel("epsilon", title, "rho", lines, logarithmic=True)])

@@ -173,9 +173,10 @@ class Scenario:
             taken.add(calibration.EPSILON)
         if found is not None:
             taken.update(calibration.HELPS)
+        replaced = found is not None and calibration.replaces(mine, kind.noise_constant)
         rest = {}
         for key, value in self.set.items():
-            if key in mine and not (found is not None and key == calibration.EPSILON):
+            if key in mine and not (key == calibration.EPSILON and replaced):
                 constants[key] = value
             elif key not in taken:
                 rest[key] = value
@@ -198,14 +199,16 @@ class Scenario:
             raise LeakauditError(f"{self.victim}: {error}") from None
 
     def without_epsilon(self) -> Scenario:
-        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+        """Return the scenario with its noise as it is set: no ``epsilon`` in place of it.
 
         Raises:
             LeakauditError: There is no such victim.
         """
         kind = self._kind
-        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
-        dropped = {calibration.EPSILON, *theirs}
+        mine = registry.parameters(kind)
+        dropped = {*calibration.added(mine, kind.noise_constant)}
+        if calibration.replaces(mine, kind.noise_constant):
+            dropped.add(calibration.EPSILON)
         kept = {name: value for name, value in self.set.items() if name not in dropped}
         return replace(self, set=kept, calibrate=calibration.METHODS[0])
 

@@ -208,21 +208,21 @@ METHODS = ("RECAL", "RW-ADMM", "ADMM", "EXTRA", "NIDS")
 
 
 @dataclass(frozen=True)
-class _Needed:
+class Needed:
     """What it took a method to reach `PRECISION`; None if it did not."""
 
     plf: float | None
     messages: float | None
 
 
-def _needed(method: str, graph: str, nodes: int, seed: int) -> _Needed:
+def needed(method: str, graph: str, nodes: int, seed: int) -> Needed:
     """Return what a method takes with the best of its step sizes."""
     victim, choices = _choices(method)
     tried = [_tried(victim, constants, graph, nodes, seed) for constants in choices]
     return min(tried, key=lambda one: math.inf if one.plf is None else one.plf)
 
 
-def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, seed: int) -> _Needed:
+def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, seed: int) -> Needed:
     walks = victim in ("recal", "rwadmm")
     plan = planned(
         victim=victim,
@@ -240,20 +240,20 @@ def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, se
     done = finish(plan)
     reached = (done.truth.states["relative_error"] <= PRECISION).nonzero()
     if not len(reached):
-        return _Needed(None, None)
+        return Needed(None, None)
     until = int(reached[0, 0])
     plf = until
     if walks:
         plf = int(torch.bincount(done.trace.public["active"][:until]).max())
     sent = plan.victim.messages(plan.graph, until, plan.graph.edges)
-    return _Needed(float(plf), sent / BATON if victim == "recal" else float(sent))
+    return Needed(float(plf), sent / BATON if victim == "recal" else float(sent))
 
 
 def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> DrawnItem:
     sizes = (4, 8, 16) if scale == "paper" else (4, 8)
     lines: dict[str, list[DrawnLine]] = {"plf": [], "messages": []}
     for method in METHODS:
-        found = [[_needed(method, graph, size, seed) for size in sizes] for seed in seeds]
+        found = [[needed(method, graph, size, seed) for size in sizes] for seed in seeds]
         for y, made in lines.items():
             runs = [[getattr(one, y) for one in row] for row in found]
             made.append(DrawnLine(method, sizes, runs=runs))

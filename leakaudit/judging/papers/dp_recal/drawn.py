@@ -198,7 +198,7 @@ def _choices(method: str) -> tuple[str, list[Mapping[str, Any]]]:
         return "pvpadmm", [{"eta": scale * big} for scale in PENALTIES]
     if method == "RW-ADMM":
         return "rwadmm", [{"rho": scale * big} for scale in PENALTIES]
-    steps = []
+    steps: list[Mapping[str, Any]] = []
     for scale in PENALTIES:  # tau_i (L_i / 2 + 2 s_i) = 0.8
         steps.append({"s": str(scale * big), "tau": str(0.8 / (big * (0.5 + 2 * scale)))})
     return "recal", steps

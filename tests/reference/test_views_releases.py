@@ -53,7 +53,7 @@ def bound(made: Protocol, smoothness: float | None = None, who: str = "eavesdrop
 
 def priced(made: Protocol, moves: list[float]) -> float:
     """Return epsilon of the victim's noise, for a change of each release."""
-    noise = made.victim._noise()  # type: ignore[attr-defined]
+    noise = made.victim._noise(made.graph)  # type: ignore[attr-defined]
     same = Additive(noise.power, noise.scale, noise.width)
     parts = tuple(Release(same, made.size, l2=one) for one in moves)
     return composed(parts, Adjacency.REPLACE).epsilon(DELTA)
@@ -92,7 +92,7 @@ def test_with_a_smoothness_the_changes_of_a_record_add_up(fade: float) -> None:
 def test_gaussian_noise_has_the_same_value_by_both_ways() -> None:
     """Release by release, the mu of a gradient step is the one that the exact view has."""
     made = protocol(mechanism="gaussian")
-    std = made.victim._noise().std  # type: ignore[attr-defined]
+    std = made.victim._noise(made.graph).std  # type: ignore[attr-defined]
     known = alone(made.whole, 0)
     assert known is not None
     targets = known.gradients(0)
@@ -216,7 +216,7 @@ def test_the_printed_truncated_gaussian_is_refuted_by_what_constant_gradients_at
 ) -> None:
     """Theorem 6 claims (.5, .001) of one broadcast; a change of one coordinate has delta .238 at .5."""
     made = protocol(1, mechanism="truncated_gaussian")
-    noise = made.victim._noise()  # type: ignore[attr-defined]
+    noise = made.victim._noise(made.graph)  # type: ignore[attr-defined]
     threats = named([Adversary.parse(who)], [0], made.graph.nodes)
     (found,) = compare(made, threats)
     assert found.claim is not None

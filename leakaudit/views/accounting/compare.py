@@ -208,7 +208,8 @@ def assumed_sensitivity(
 
     if asked is not None:
         return AssumedSensitivity(asked, f"as specified{allowed(asked)}", True, asked=True)
-    for claim in claims:
+    # What a theorem assumes of the data holds or not, whatever noise is added.
+    for claim in (*claims, *protocol.claims):
         if claim.sensitivity:
             origin = f"as the claim assumes{allowed(claim.sensitivity)}"
             return AssumedSensitivity(claim.sensitivity, origin, True)

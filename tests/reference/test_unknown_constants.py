@@ -103,11 +103,11 @@ def expect(name: str, seed: int) -> None:
     trace, _, _ = run(seed, **changes)
     if "graph" not in changes and len({*map(len, trace.graph.neighbours)}) == 1:
         trace, _, _ = run(seed, **changes, graph="grid")  # nodes of two degrees
-    true = trace.params
+    true: dict[str, Any] = dict(trace.params)
     found = compute(trace, who=who)
     origins = {one.subject: one.origin for one in found.evidence}
     verified = {name for name, origin in origins.items() if origin is Origin.VERIFIED}
-    values = found.values
+    values: dict[str, Any] = dict(found.values)
     for constant in verified & {"differential", "update", "k_max", "active"}:
         assert values[constant] == true[constant], constant
     for constant in verified - {"differential", "update", "k_max", "active"}:

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test mutants programs gossip coverage trackers selfcheck fuzz faults lint bench dist lock lowest docs site
+.PHONY: help demo test mutants reproduce programs gossip coverage trackers selfcheck fuzz faults lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -50,6 +50,9 @@ fuzz: $(VENV)/.ready  ## mutated files for every reader, FUZZ_SECONDS (default 6
 
 mutants: $(VENV)/.ready  ## bugs planted one after the other; fails where the tests catch too few of them
 	$(BIN)/python tests/mutants.py
+
+reproduce: $(VENV)/.ready  ## every published figure, table and theorem at the small scale; leakaudit-out/reproduce/index.html has the verdicts
+	$(BIN)/leakaudit reproduce --all -o leakaudit-out/reproduce
 
 faults: $(VENV)/.ready  ## every command that writes, broken in nine ways, FAULT_RUNS (default 20) times each
 	$(BIN)/python tests/fuzz/faults.py --page docs/reliability.md

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reporting.findings.flat import FlatTable, Row
     from leakaudit.reporting.results.model import AuditRecord, Finding, Record
+    from leakaudit.runs.reproducing.run import Reproduced
     from leakaudit.runs.sweeping.plan import SweepPlan
     from leakaudit.runs.sweeping.run import SweepOutcome
     from leakaudit.runs.workers.executor import Executor
@@ -283,6 +284,48 @@ def claims(
     from leakaudit.judging.papers import judge, select
 
     return list(judge(select(papers, rows), executor or IN_PROCESS))
+
+
+@visible
+def reproduce(
+    items: str | Iterable[str],
+    folder: File = OUTPUT,
+    *,
+    scale: Literal["small", "paper"] = "small",
+    seeds: int | None = None,
+    executor: Executor | None = None,
+    retry_failed: bool = False,
+    data_root: File | None = None,
+    download: bool = False,
+) -> list[Reproduced]:
+    """Reproduce published figures, tables and theorems; the same call continues an earlier one.
+
+    Args:
+        items: ``PAPER/ITEM`` such as ``thesis/fig5.1``, ``PAPER`` for all of its items, or a TOML
+            file with an item; several of them as a list.
+        folder: Folder for the pages, figures and results.
+        scale: ``small`` takes at most about two minutes an item, ``paper`` is the paper's own size.
+        seeds: Number of seeds; that of the item by default.
+        executor: Where the runs are computed; by default in one process per processor.
+        retry_failed: Whether runs that failed earlier are run once more.
+        data_root: Folder with data sets that are not bundled.
+        download: Whether missing data sets may be downloaded.
+
+    Returns:
+        Each item with its verdict, and the printed numbers beside ours.
+
+    Raises:
+        LeakauditError: There is no such item, or the folder cannot be written.
+    """
+    from leakaudit.runs.reproducing import reproduce as reproducing
+    from leakaudit.runs.sweeping import run
+
+    names = (items,) if isinstance(items, str) else tuple(items)
+    root = None if data_root is None else Path(data_root)
+    options = run.SweepOptions(
+        executor or run.every_core(), again=retry_failed, data_root=root, download=download
+    )
+    return reproducing.reproduce(names, Path(folder), options, scale, seeds).found
 
 
 @earlier_names.keywords("sweep")

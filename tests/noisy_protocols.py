@@ -36,7 +36,7 @@ NOISY: dict[str, tuple[str, Mapping[str, Any]]] = {
     "recal": ("recal", {"sigma": 0.3}),
     "recal, noise on duals": ("recal", {"sigma": 0.3, "noise_on": "lam"}),
     "muffliato": ("muffliato", {"sigma": 0.3, "gossips": 2}),
-    "dkm": ("dkm", {"mechanism": "gaussian"}),
+    "dkm": ("dkm", {"mechanism": "gaussian", "sensitivity": 0.01}),
     "pvpadmm, primal": ("pvpadmm", {"perturb": "primal"}),
     "pvpadmm, dual": ("pvpadmm", {"perturb": "dual"}),
     "pdmm": ("pdmm", {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 # log(1.25/delta)) / (eps d_i) for a node with d_i records. w_i^{r+1}, the last inner iterate, is
 # sent to all neighbours (the sources do not state whether the paper sends the last iterate or the
 # average). With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta
-# = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in DP-Norm's
-# experiments (eta = 1/mu).
+# = eta. A number eta is the same in all steps, as in DP-Norm's experiments (eta = 1/mu); eta=table
+# is the table's, with p parameters and the diameter D of the set of models,
+#
+#     eta^{k,r} = sqrt(2 k r) / D sqrt( G^2/N^2 + p G^2 K R log(1.25/delta) / (d_i^2 eps^2) )
+#
+# whose second summand is p sigma^2 / 8 at the noise that the table requires.
 
 
 @victim("dpadmm")
@@ -54,10 +58,15 @@ class DPADMM(SimulatedVictim):
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
     separable: ClassVar[bool] = True
-    stationary = True  # all rounds have the same relations
+    regular: ClassVar[bool] = True
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
-    eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
+    eta: float | Literal["table"] = param(
+        2.0,
+        "curvature of the linearised loss; table: that of Table II, which grows with every step",
+        "eta^{k,r}",
+    )
+    diameter: float = param(1.0, "largest distance between two models, for eta=table", "D")
     steps: int = param(1, "inner steps per round", "K")
     batch: int = param(
         0,
@@ -80,10 +89,12 @@ class DPADMM(SimulatedVictim):
     records: int = param(1, "records per node, assumed by the claim", "d_i")
 
     def __post_init__(self) -> None:
-        positive = min(self.rho, self.eta, self.lipschitz) > 0
+        fixed = 1.0 if self.eta == "table" else self.eta
+        positive = min(self.rho, fixed, self.diameter, self.lipschitz) > 0
         if not (positive and min(self.steps, self.records) >= 1 and 0 < self.delta < 1):
             raise LeakauditError(
-                "dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1"
+                "dpadmm: expected rho, eta, diameter, lipschitz > 0, steps, records >= 1 "
+                "and 0 < delta < 1"
             )
         negative = min(self.batch, self.sigma, self.epsilon, self.horizon) < 0
         if negative or (self.sigma and self.epsilon):
@@ -104,6 +115,11 @@ class DPADMM(SimulatedVictim):
             )
 
     @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations if eta is constant."""
+        return self.eta != "table"
+
+    @property
     def noise(self) -> float:
         """Standard deviation of the noise in units of the gradient."""
         if not self.epsilon:
@@ -116,15 +132,16 @@ class DPADMM(SimulatedVictim):
         w = sim.begin(sim.common)
         duals = admm.NodeDuals(sim)
         spare = torch.empty_like(w)
-        curve = 2 * self.rho * duals.around.degree + self.eta
         std = self.noise
         for t in sim.rounds:
             pull = duals.pull(w, self.rho)
             for k in range(1, self.steps + 1):
+                eta = self.curvature(k, t, sim.graph.nodes, w.shape[1])
+                curve = 2 * self.rho * duals.around.degree + eta
                 g = self._gradients(sim.problem, w, sim.generator, spare)
                 if self.batch:
                     recorder.state(self._name("g", k), t, g)
-                admm.linearised(g, w, pull, self.eta, curve)
+                admm.linearised(g, w, pull, eta, curve)
                 w, spare = g, w
                 if std:
                     n = std / curve * normal(w, 1.0, sim.generator)
@@ -138,17 +155,18 @@ class DPADMM(SimulatedVictim):
         """Declare the inner steps; lam is computed from the broadcasts."""
         p = Relations(graph)
         rho = decimal(self.rho)
-        eta = decimal(self.eta)
+        size = 0 if self.stationary else admm.declared_size("dpadmm", public)
         std = self.noise
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         lam = dict.fromkeys(w, 0 * w[0])
-        for _ in p.rounds(rounds):
+        for t in p.rounds(rounds):
             new = {}
             for i in w:
                 pull = rho * admm.both(graph, i, w) - 2 * lam[i]
-                curve = 2 * rho * graph.degree(i) + eta
                 v = w[i]
                 for k in range(1, self.steps + 1):
+                    eta = decimal(self.curvature(k, t, graph.nodes, size))
+                    curve = 2 * rho * graph.degree(i) + eta
                     index = None if self.steps == 1 else k
                     v = (eta * v + pull - p.grad(i, at=v, index=index)) / curve
                     if std:
@@ -168,7 +186,9 @@ class DPADMM(SimulatedVictim):
         if not std:
             return ()
         epsilon = self._printed(rounds) / std
-        degree = max(map(graph.degree, range(graph.nodes)))
+        added = None  # by a step; with eta=table each step adds another
+        if self.eta != "table":
+            added = std / (2 * self.rho * max(map(graph.degree, range(graph.nodes))) + self.eta)
         norm = NormAssumption("gradients of single records have norm at most", self.lipschitz)
         claim = Claim(
             source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
@@ -178,7 +198,7 @@ class DPADMM(SimulatedVictim):
             delta=self.delta,
             adjacency="one record of one node differs",
             neighbours=Adjacency.REPLACE,
-            std=std / (2 * self.rho * degree + self.eta),
+            std=added,
             rounds=rounds,
             assumes=(str(norm), f"{self.records} records per node"),
             gradient_norm=norm,
@@ -186,6 +206,17 @@ class DPADMM(SimulatedVictim):
             sampled=is_drawn(self.batch, self.records),
         )
         return (claim,)
+
+    def curvature(self, k: int, t: int, nodes: int, size: int) -> float:
+        """Return eta^{k,r} of inner step k of round t.
+
+        Args:
+            size: Number of parameters, p.
+        """
+        if self.eta != "table":
+            return self.eta
+        spread = (self.lipschitz / nodes) ** 2 + size * self.noise**2 / 8
+        return math.sqrt(2 * k * t * spread) / self.diameter
 
     def _printed(self, rounds: int) -> float:
         """Return Table II's sigma (2 rho E_i + eta) at epsilon = 1."""

@@ -68,7 +68,7 @@ class DPSGD(SimulatedVictim):
     )
     batch: int = param(0, "records per step; 0 uses all", "B")
     clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C, G")
-    optimiser: Literal["sgd", "adam", "adamw", "adagrad"] = param(
+    optimiser: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"] = param(
         "sgd", "optimiser of the steps, as in torch.optim"
     )
     momentum: float = param(0.0, "momentum of optimiser=sgd")

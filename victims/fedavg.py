@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
 from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.protocols.schedules import clients, draw_clients, listed, most_of, within_one
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, Turns
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 # McMahan et al. 2017, Algorithm 1. In round t the server sends w; each client runs E epochs of w_i
 # <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches and sends
 # w_i; then w <- mean_i w_i. All clients hold the same number of records, so the paper's weighted
-# mean is the plain mean.
+# mean is the plain mean. With C < 1, m = max(C N, 1) random clients take part in a round, and the
+# mean is over these; who they are counts as public.
 
 
 @victim("fedavg")
@@ -41,14 +43,13 @@ class FedAvg(SimulatedVictim):
         "every gradient, (w - w_i) / lr; of several local steps, their weighted sum"
     )
     centralised: ClassVar[bool] = True
-    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.1, "local step size", "eta")
     epochs: int = param(1, "passes over a client's records per round", "E")
     batch: int = param(0, "records per step; 0 uses all", "B")
     steps: int = param(0, "gradient steps per round; 0: those of the epochs")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
-    optimiser: Literal["sgd", "adam", "adamw", "adagrad"] = param(
+    optimiser: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"] = param(
         "sgd", "optimiser of the local steps, as in torch.optim"
     )
     momentum: float = param(0.0, "momentum of optimiser=sgd")
@@ -59,6 +60,7 @@ class FedAvg(SimulatedVictim):
     server: Literal["mean", "unknown"] = param(
         "mean", "how the server combines models; unknown for recordings of other programs"
     )
+    fraction: float = param(1.0, "share of the clients that take part in a round, random", "C")
     samples: int = param(0, "records per client; set automatically when recording", "n_k")
 
     def __post_init__(self) -> None:
@@ -73,6 +75,11 @@ class FedAvg(SimulatedVictim):
             samples=self.samples,
         )
         _ = self._optimiser
+        within_one("fedavg", self.fraction)
+        if self.fraction < 1 and self.keep:
+            raise LeakauditError(
+                "fedavg: keep=true needs clients that take part in every round; set fraction=1"
+            )
         if self.lr * self.decay >= 2:
             raise LeakauditError(
                 "fedavg: expected lr decay < 2 (from 2 on, the weight decay diverges), "
@@ -113,8 +120,11 @@ class FedAvg(SimulatedVictim):
         )
 
     def turns(self, rounds: int) -> Turns | None:
-        """Return the turns: every epoch uses all records, in a new order. Needs `samples`."""
-        if not self.samples:
+        """Return the turns: every epoch uses all records, in a new order. Needs `samples`.
+
+        None if clients take part in different rounds.
+        """
+        if not self.samples or self.fraction < 1:
             return None
         return self.training(self.samples).turns(rounds, self.samples)
 
@@ -127,14 +137,31 @@ class FedAvg(SimulatedVictim):
             )
         stable("fedavg", task, lr=self.lr)
 
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations if all clients take part."""
+        return self.fraction == 1
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Count one message in each direction of a channel, the most that a schedule sends."""
+        if self.fraction == 1:
+            return super().messages(graph, rounds, wires)
+        return most_of(self.fraction, graph, rounds, wires)
+
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
+        return draw_clients(self.fraction, graph, rounds, generator)
+
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""
         w = sim.begin(sim.w0)
         local = LocalSteps(self.training(sim.problem.samples), sim)
-        for t in sim.rounds:
-            sent = local(t, w.expand(sim.problem.nodes, -1))
-            sim.down(t, "w", w)
-            sim.up(t, "up", sent)
+        active = clients(self.fraction, sim.graph, len(sim.rounds), sim.recorder.public)
+        for t, some in zip(sim.rounds, active, strict=True):
+            count = sim.problem.nodes if some is None else len(some)
+            sent = local(t, w.expand(count, -1), some=some)
+            sim.down(t, "w", w, some)
+            sim.up(t, "up", sent, some)
             w = sent.mean(0)
             sim.end(t, w)
 
@@ -145,14 +172,16 @@ class FedAvg(SimulatedVictim):
         steps = self.training(self.samples)
         memory: dict[int, Expression] = {}
         w = p.public("w0")
-        for _ in p.rounds(rounds):
-            down = p.send(server, range(server), w, "w")
+        active = clients(self.fraction, graph, rounds, public)
+        for t in p.rounds(rounds):
+            some = listed(active[t - 1], server)
+            down = p.send(server, some, w, "w")
             up = []
-            for i in range(server):
+            for i in some:
                 model = steps.declare(p, i, down, memory=memory)
                 up.append(p.send(i, server, model, "up"))
             if self.server == "mean":
-                w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+                w = p.state("w", server, eq=sum(up) * Fraction(1, len(up)))
             else:
                 w = p.state("w", server)
         return p

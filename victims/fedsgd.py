@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.local import above, least, normal, stable
+from leakaudit.protocols.local import above, least, normal, of_all, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Optimiser, OptimiserState
+from leakaudit.protocols.schedules import clients, draw_clients, listed, most_of, within_one
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, decimal
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 # McMahan et al. 2017, Algorithm 1 with one full-batch step. In round t the server sends w, the
-# clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
+# clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i. With C < 1, m = max(C N, 1) random
+# clients take part in a round, which count as public, and the mean is over these.
 
 
 @victim("fedsgd")
@@ -37,10 +39,9 @@ class FedSGD(SimulatedVictim):
     }
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
     centralised: ClassVar[bool] = True
-    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.1, "step size of the server", "eta")
-    server: Literal["sgd", "adam", "adamw", "adagrad", "unknown"] = param(
+    server: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop", "unknown"] = param(
         "sgd", "optimiser of the server; unknown for recordings of programs with another one"
     )
     momentum: float = param(0.0, "momentum of server=sgd")
@@ -51,11 +52,18 @@ class FedSGD(SimulatedVictim):
     noisy: Literal["all", "first"] = param(
         "all", "clients that add the noise; first: only client 0, as with Opacus"
     )
+    fraction: float = param(1.0, "share of the clients that take part in a round, random", "C")
 
     def __post_init__(self) -> None:
         above("fedsgd", lr=self.lr)
         least("fedsgd", decay=self.decay, clip=self.clip, sigma=self.sigma)
         _ = self._optimiser
+        within_one("fedsgd", self.fraction)
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations if all clients take part."""
+        return self.fraction == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject steps that diverge on the task's l2 term, and server=unknown."""
@@ -66,28 +74,41 @@ class FedSGD(SimulatedVictim):
             )
         stable("fedsgd", task, lr=self.lr)
 
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Count one message in each direction of a channel, the most that a schedule sends."""
+        if self.fraction == 1:
+            return super().messages(graph, rounds, wires)
+        return most_of(self.fraction, graph, rounds, wires)
+
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
+        return draw_clients(self.fraction, graph, rounds, generator)
+
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
-        problem = sim.problem
+        nodes = sim.problem.nodes
         w = sim.begin(sim.w0)
         memory = OptimiserState()
-        g = torch.empty_like(sim.common)
-        for t in sim.rounds:
+        active = clients(self.fraction, sim.graph, len(sim.rounds), sim.recorder.public)
+        g = torch.empty_like(sim.common)[: len(listed(active[0], nodes))]
+        for t, some in zip(sim.rounds, active, strict=True):
+            problem = sim.problem if some is None else sim.problem.of(some)
             models = w.expand(problem.nodes, -1)
             if self.clip:
                 g = clipping.gradients(problem.task, models, problem.x, problem.y, self.clip)
-                sim.recorder.state("g", t, g)
+                sim.recorder.state("g", t, of_all(g, some, nodes))
             else:
                 problem.task.gradients(models, problem.x, problem.y, out=g)
             sent = g
             if self.sigma:
                 noise = normal(g, self.sigma, sim.generator)
                 if self.noisy == "first":
-                    noise[1:] = 0
-                sim.recorder.state("e", t, noise)
+                    first = int(0 in listed(some, nodes))
+                    noise[first:] = 0
+                sim.recorder.state("e", t, of_all(noise, some, nodes))
                 sent = g + noise
-            sim.down(t, "w", w)
-            sim.up(t, "g", sent)
+            sim.down(t, "w", w, some)
+            sim.up(t, "g", sent, some)
             w = self._optimiser.step(memory, self.lr, w, sent.mean(0))
             sim.end(t, w)
 
@@ -97,25 +118,32 @@ class FedSGD(SimulatedVictim):
         server = graph.nodes - 1
         memory: DeclaredMemory = {}
         w = p.public("w0")
-        for _ in p.rounds(rounds):
-            down = p.send(server, range(server), w, "w")
+        active = clients(self.fraction, graph, rounds, public)
+        for t in p.rounds(rounds):
+            some = listed(active[t - 1], server)
+            down = p.send(server, some, w, "w")
             sent = []
-            for i in range(server):
+            for i in some:
                 g = p.grad(i, at=down)
                 if self.sigma and (self.noisy == "all" or i == 0):
                     g = g + p.noise("e", self.sigma, i)
                 sent.append(p.send(i, server, g, "g"))
-            w = p.state("w", server, eq=self._moved(p, memory, down, sent))
+            w = p.state("w", server, eq=self._moved(p, memory, down, sent, server))
         return p
 
     def _moved(
-        self, p: Relations, memory: DeclaredMemory, w: Expression, sent: Sequence[Expression]
+        self,
+        p: Relations,
+        memory: DeclaredMemory,
+        w: Expression,
+        sent: Sequence[Expression],
+        server: int,
     ) -> Expression | None:
         """Return the server's next model; None if its step is not known."""
         if self.server == "unknown":
             return None
         mean = sum(sent[1:], start=sent[0]) / len(sent)
-        return self._optimiser.declare(p, memory, len(sent), w, mean, decimal(self.lr))
+        return self._optimiser.declare(p, memory, server, w, mean, decimal(self.lr))
 
     @property
     def _optimiser(self) -> Optimiser:

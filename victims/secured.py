@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +17,8 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.kirkman import partitions
 from leakaudit.protocols.local import LocalSteps, Steps, stable
+from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
+from leakaudit.protocols.released import start
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Form, Relations, decimal
 from leakaudit.traces.arcs import Arcs, broadcast
@@ -34,11 +36,14 @@ if TYPE_CHECKING:
 #     lam_k = lam_k + rho (x_k - z)
 #
 # The trace has one round per iteration: FL round r consists of rounds (r - 1) I + 1 to r I, and its
-# training happens in the first of them; a recording may end within an FL round. The paper's first
-# aggregation, of models that start from different points, is omitted: all peers start from w0. The
-# partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not sum to zero, so z^1 is off by
-# 2 / (rho (2 + rho)) of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2
-# shifts every coordinate by 1 / (2 + rho)^2.
+# training happens in the first of them; a recording may end within an FL round. The paper first
+# aggregates initial models that differ: with spread > 0, rounds 1 to I do so, and FL round r is
+# rounds r I + 1 to (r + 1) I; with spread = 0 all peers start from w0. Training is plain SGD, as
+# printed. The paper's experiments use RMSProp or Adam with I = 2, and do not state whether a peer
+# keeps their averages from one FL round to the next (keep). The partitions are public: ``groups``
+# (|Pi|, n / s, s). The lam^0 do not sum to zero, so z^1 is off by 2 / (rho (2 + rho)) of their
+# mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2 shifts every coordinate by
+# 1 / (2 + rho)^2.
 
 
 @victim("secured")
@@ -61,7 +66,9 @@ class SecureD(SimulatedVictim):
     separable: ClassVar[bool] = True
 
     rho: float = param(0.1, "penalty of the averaging", "rho")
-    iterations: int = param(4, "ADMM iterations per FL round; the paper trains with 2", "I")
+    iterations: int = param(
+        2, "ADMM iterations per FL round; at 2, as in the paper, lam^0 shifts the average", "I"
+    )
     group_size: int = param(3, "peers per group; must divide the number of peers", "s")
     partitions: int = param(
         4, "number of partitions, and iterations until two peers meet again", "|Pi|"
@@ -69,6 +76,17 @@ class SecureD(SimulatedVictim):
     lr: float = param(0.1, "step size of the local training", "eta")
     local_steps: int = param(5, "gradient steps per FL round")
     batch: int = param(0, "records per gradient step; 0 uses all")
+    optimiser: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"] = param(
+        "sgd", "optimiser of the local steps, as in torch.optim"
+    )
+    momentum: float = param(0.0, "momentum of optimiser=sgd")
+    keep: bool = param(False, "peers keep momentum and averages from one FL round to the next")
+    spread: float = param(
+        0.0,
+        "standard deviation of private initial models around the common one, which are "
+        "aggregated first; 0: all peers start from the common one",
+        "w^0",
+    )
     lam0: float = param(1.0, "lam^0 is drawn from [0, lam0)", "lambda^0")
 
     def __post_init__(self) -> None:
@@ -77,8 +95,9 @@ class SecureD(SimulatedVictim):
             raise LeakauditError(
                 "secured: expected rho, lr > 0 and iterations, partitions, local_steps >= 1"
             )
-        if min(self.batch, self.lam0) < 0 or self.group_size < 2:
-            raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
+        if min(self.batch, self.lam0, self.spread) < 0 or self.group_size < 2:
+            raise LeakauditError("secured: expected batch, lam0, spread >= 0 and group_size >= 2")
+        _ = self._training
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject an unsuitable graph, and step sizes that diverge on the task's l2 term.
@@ -116,13 +135,14 @@ class SecureD(SimulatedVictim):
         recorder = sim.recorder
         z = sim.w0
         model = z
-        w = sim.begin(sim.common)
+        w = sim.begin(start(sim, self.spread))
         lam = z.new_empty(0)
         train = LocalSteps(self._training, sim)
         turn = _Iteration(self.rho, w, sim, sim.graph.nodes // self.group_size)
         for t in sim.rounds:
             if self._starts(t):
-                w = train(t, z.repeat(sim.graph.nodes, 1))
+                if self._trains(t):
+                    w = train(t, z.repeat(sim.graph.nodes, 1))
                 lam = torch.rand(w.shape, generator=sim.generator, dtype=w.dtype).to(w) * self.lam0
                 recorder.state("lam0", t, lam - self.lam0 / 2)
                 z = torch.zeros_like(z)
@@ -141,7 +161,8 @@ class SecureD(SimulatedVictim):
         peers = range(graph.nodes)
         rho = decimal(self.rho)
         z = p.public("w0")
-        w = dict[int, Expression]()
+        w = {k: p.secret("w", k) for k in peers} if self.spread else dict[int, Expression]()
+        memory: DeclaredMemory = {}
         lam = dict[int, Form]()
         mean = p.public("lam0") / 2 if self.lam0 else 0
         std = self.lam0 / 12**0.5  # of a uniform variable on [0, lam0)
@@ -149,7 +170,8 @@ class SecureD(SimulatedVictim):
         for t in p.rounds(rounds):
             last: Form = rho * z
             if self._starts(t):
-                w = {k: p.state("w", k, eq=self._training.declare(p, k, z)) for k in peers}
+                if self._trains(t):
+                    w = {k: self._trained(p, k, z, memory) for k in peers}
                 lam = dict.fromkeys(peers, 0)
                 if self.lam0:
                     lam = {k: mean + p.noise("lam0", std, k, law="uniform") for k in peers}
@@ -186,7 +208,16 @@ class SecureD(SimulatedVictim):
 
     @property
     def _training(self) -> Steps:
-        return Steps(self.lr, self.local_steps, self.batch)
+        optimiser = Optimiser(self.optimiser, self.momentum)
+        return Steps(self.lr, self.local_steps, self.batch, optimiser=optimiser, keep=self.keep)
+
+    def _trained(self, p: Relations, k: int, z: Expression, memory: DeclaredMemory) -> Expression:
+        """Declare the model of a peer after its training."""
+        return p.state("w", k, eq=self._training.declare(p, k, z, memory=memory))
+
+    def _trains(self, t: int) -> bool:
+        """Return whether the FL round that starts in this round begins with training."""
+        return t > 1 or not self.spread
 
     def _starts(self, t: int) -> bool:
         return (t - 1) % self.iterations == 0

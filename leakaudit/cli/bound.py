@@ -281,7 +281,7 @@ def _unit(one: Comparison) -> str:
     """Return the unit of the bound, whether it is exact, and what is attained."""
     bound = one.bound
     unit = bound.unit
-    if bound.mu is not None:
+    if bound.guarantee is not None:
         said = f"{unit}, {one.holds}"
         if bound.holds is Holds.AT_MOST and bound.linear is not None:
             said += f"; constant gradients attain mu {bound.multiple(bound.linear)}"

@@ -75,6 +75,9 @@ class _KeyOptions(Options):
         "targets of the model: classes; or, for the squared loss, signs (-1 and +1 for two "
         "classes) or one-hot (default classes)"
     )
+    reduction: str | None = option(
+        "objective of a node: the mean or the sum of the losses of its records (default mean)"
+    )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
         "file.pt2 (default mlp)",

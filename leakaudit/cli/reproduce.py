@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from leakaudit.core.verdict import Verdict
     from leakaudit.judging.papers import JudgedClaim, PublishedClaim
-    from leakaudit.runs.reproducing.run import Reproduced, ReproductionRun
+    from leakaudit.runs.reproducing.reproduce import Reproductions
+    from leakaudit.runs.reproducing.run import Reproduced
     from leakaudit.runs.reproducing.site import Entry
     from leakaudit.runs.workers.executor import Executor
 
@@ -36,8 +37,8 @@ LEVELS = {"error": "bold red", "warning": "yellow", "note": "green"}
 
 class _OutputOptions(PageOptions):
     output: Path | None = option(
-        "folder for pages, figures and results (default leakaudit-out); with --claims, the file "
-        "to write (default: stdout)",
+        "folder for pages, figures and results, leakaudit-out unless given; with --claims, the "
+        "file to write instead of stdout",
         "-o",
         metavar="PATH",
     )
@@ -85,10 +86,8 @@ class _Options(SharedOptions):
 @command(
     "reproduce",
     "reproduce published figures, tables and theorems; re-evaluate privacy claims",
-    "Runs published figures and tables of decentralised learning again, and compares the printed "
-    "numbers with ours. Without an item, it lists all of them. The same command continues an "
-    "interrupted run.",
-    "leakaudit reproduce",
+    "Runs published figures, tables and theorems again, and compares the printed numbers with "
+    "ours; the same command continues an interrupted run. Without an item, it lists all of them.",
     "leakaudit reproduce thesis/appendix-fig4 -o out/",
     "leakaudit reproduce dp-norm --scale paper --seeds 5",
     "leakaudit reproduce --claims --paper dp-norm",
@@ -156,54 +155,43 @@ def _items(args: _Options) -> int:
         forks.context()  # it imports torch while this process does
     with loading(args.given):
         load_torch()
-    from leakaudit.judging.papers import items
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results.output_folder import ready
-    from leakaudit.runs.reproducing import page, site
-    from leakaudit.runs.reproducing.plan import plan
-    from leakaudit.runs.reproducing.run import ReproductionRun
+    from leakaudit.runs.reproducing.reproduce import reproduce
     from leakaudit.runs.sweeping.run import SweepOptions
 
     chosen = settings(args)
-    folder = Path(chosen.output)
-    wanted = items.select(args.items)
     options = SweepOptions(
         args.computing.every_core(),
         again=args.retry_failed,
         data_root=Path(chosen.data_root),
         download=chosen.download,
     )
-    plans = [plan(item, args.scale, args.seeds) for item in wanted]
-    made = ReproductionRun(folder, plans, options)
-    found = []
-    with console.shown(chosen.progress, chosen.max_seconds, main="cells"), ready(folder):
-        made.compute()
-        for one in made.finished():
-            page.write(one, made.place(one.item))
-            found.append(one)
-    if len(wanted) > 1:
-        known = wanted if args.items else items.every()
-        site.write(site.entries(known, folder), folder)
-    _show(found, made, args)
-    return INTERRUPTED if made.interrupted else 0
+    with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
+        outcome = reproduce(args.items, Path(chosen.output), options, args.scale, args.seeds)
+    _show(outcome, args)
+    return INTERRUPTED if outcome.interrupted else 0
 
 
-def _show(found: list[Reproduced], made: ReproductionRun, args: _Options) -> None:
+def _show(outcome: Reproductions, args: _Options) -> None:
     from leakaudit.runs.reproducing import page
 
+    found = outcome.found
     form = args.page.format or "text"
     if form == "json":
         _print_json([one.to_json() for one in found])
     elif form == "html" and len(found) == 1:
         _print(page.page(found[0]))
+    elif form == "html":
+        _print((outcome.folder / page.PAGE).read_text(encoding="utf-8"))
     else:
         for one in found:
             _say_item(one)
-    for one in found:
-        say(f"{made.place(one.item) / page.PAGE}: written", args)
-    left = sum(one.left for one in found)
-    if left and not made.blocked:
-        say(f"{left} results are missing; run the same command again to continue", args)
+    written = outcome.folder
+    if len(found) == 1:
+        written = outcome.folder / found[0].item.paper / found[0].item.name
+    say(f"{written / page.PAGE}: written", args)
+    if outcome.left:
+        say(f"{outcome.left} results are missing; run the same command again to continue", args)
 
 
 def _say_item(one: Reproduced) -> None:
@@ -220,8 +208,8 @@ def _say_item(one: Reproduced) -> None:
     if one.judged is None:
         return
     columns = [
-        *(Column("quantity"), Column("line"), Column("printed", True), Column("ours", True)),
-        *(Column("deviation", True), Column("outcome")),
+        *(Column("quantity"), Column("line"), Column("at"), Column("printed", True)),
+        *(Column("ours", True), Column("deviation", True), Column("outcome")),
     ]
     rows = []
     for number in one.judged.numbers:
@@ -229,7 +217,8 @@ def _say_item(one: Reproduced) -> None:
         deviation = "" if number.deviation is None else f"{number.deviation:+.3g}"
         ours = "missing" if number.ours is None else in_words(number.ours)
         outcome = str(number.outcome)
-        rows.append([printed.y, printed.line, f"{printed.value:.4g}", ours, deviation, outcome])
+        value = f"{printed.value:.4g}"
+        rows.append([printed.y, printed.line, str(printed.x), value, ours, deviation, outcome])
     if rows:
         out.print(table(columns, rows, width))
     for shape in one.judged.shapes:

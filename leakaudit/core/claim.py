@@ -55,6 +55,8 @@ class Claim:
         classic: Whether the noise is sigma = sqrt(2 log(1.25 / delta)) sensitivity / epsilon, the
             classical calibration of the Gaussian mechanism, proved for epsilon below 1.
         variant: Name of one of several forms of the same theorem.
+        calibrated_to: Change of one release by one record for which its noise is calibrated, in the
+            norm of the theorem, if `sensitivity` is not that of the release.
     """
 
     source: str
@@ -73,3 +75,4 @@ class Claim:
     gradient_norm: NormAssumption | None = None
     classic: bool = False
     variant: str = ""
+    calibrated_to: float | None = None

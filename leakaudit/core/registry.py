@@ -367,6 +367,8 @@ def _read(key: str, value: Any, hint: Any) -> Any:
         if value not in options:
             raise LeakauditError(f"{key}: expected one of {', '.join(options)}, got {value!r}")
         return value
+    if any(value in get_args(one) for one in options if get_origin(one) is Literal):
+        return value  # one of the words beside the numbers
     if value is None or (value in ("none", "") and len(get_args(hint)) > len(options)):
         return None
     target = options[0] if options else hint

@@ -402,6 +402,15 @@ class Truth:
         return drawn(self.provenance.get(RECORDING))
 
     @property
+    def summed(self) -> int:
+        """Number of records of which a protocol's gradient is the sum; 1 if it is their mean."""
+        said = self.provenance.get("scenario")
+        if isinstance(said, Mapping) and said.get("reduction") == "sum":
+            samples = said.get("samples")
+            return samples if isinstance(samples, int) and samples > 0 else 1
+        return 1
+
+    @property
     def data_range(self) -> float:
         """Width of the scale of images: 1, or the largest pixel of rows of unit norm."""
         said = self.provenance.get(RANGE, 1.0)

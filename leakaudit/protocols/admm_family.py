@@ -183,17 +183,22 @@ def radial_std(size: int) -> float:
 
 
 def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
-    """Return `radial_std` for the model of a trace.
+    """Return `radial_std` for the model of a trace."""
+    return radial_std(declared_size(victim, public))
+
+
+def declared_size(victim: str, public: Mapping[str, Tensor]) -> int:
+    """Return the number of parameters of a trace's model.
 
     Args:
         public: Public tensors of the trace, with the initial model ``w0``.
     """
     if "w0" not in public:
         raise LeakauditError(
-            f"{victim}: the standard deviation of its noise depends on the size of the model; "
+            f"{victim}: its relations depend on the size of the model; "
             "expected the public tensor 'w0'"
         )
-    return radial_std(len(public["w0"]))
+    return len(public["w0"])
 
 
 # What the ADMM claims assume of linear models.

@@ -15,15 +15,22 @@ from leakaudit._util.plural import named
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary, View
 from leakaudit.core.claim import Claim
-from leakaudit.core.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Graph, Json, Trace, Truth
+from leakaudit.protocols.schedules import Unscheduled
 from leakaudit.protocols.traffic import Undeclared, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.theory.relations.declare import Limits, at_most, outline, outlined
+from leakaudit.theory.relations.declare import (
+    Limits,
+    at_most,
+    gradients_times,
+    outline,
+    outlined,
+)
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.recursion import WINDOW
@@ -118,6 +125,8 @@ class Protocol:
     # to every round, each with a vector that nothing explains.
     undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
+    summed: int = 1  # records of which a gradient is the sum, if it is not their mean
+    size: int = 0  # coordinates of a model, and so of every vector; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
     # what a recording says about its own inputs (`views.accounting.resting`)
@@ -172,8 +181,9 @@ class Protocol:
 
     def _complete(self, rounds: int) -> Relations:
         if not self.undeclared:
-            return _relations(self.victim, self.graph, rounds, self.public)
-        p = self.victim.relations(self.graph, rounds, self.public)
+            return _relations(self.victim, self.graph, rounds, self.public, self.summed)
+        with gradients_times(self.summed):
+            p = self.victim.relations(self.graph, rounds, self.public)
         sent = {post for vector in p.vectors for post in posts(vector)}
         for post, secure, early in self.undeclared:
             kind, src, dst = post
@@ -330,13 +340,21 @@ class Protocol:
         """Return whether this value of a constant changes the relations, or cannot be declared."""
         try:
             other = replace(cast(Any, self.victim), **{name: value})
-            with at_most(self.most):
+            if not self._drawn_by(other) - self._drawn_by(self.victim) <= self.public.keys():
+                return False  # the public tensors would contain its schedule
+            with at_most(self.most), gradients_times(self.summed):
                 changed = other.relations(self.graph, self.start.round, self.public)
+        except Unscheduled:  # the run would have published it
+            return False
         except (LeakauditError, ValueError, TypeError):
             return not isinstance(value, bool)  # a switch that is impossible here is not thrown
         before = [r.terms for r in self.start.relations]
         after = [r.terms for r in changed.relations]
         return before != after or changed.vectors != self.start.vectors
+
+    def _drawn_by(self, victim: Victim) -> set[str]:
+        """Return the names of the tensors that a victim draws for its schedule."""
+        return set(victim.schedule(self.graph, 1, Generator().manual_seed(0)))
 
     @cached_property
     def same(self) -> range:
@@ -352,11 +370,18 @@ _last: list[tuple[Hashable, Mapping[str, Tensor], Relations]] = []
 
 
 def _relations(
-    victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]
+    victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor], summed: int
 ) -> Relations:
     """Return the relations of a victim; they are shared, so nobody may change them."""
+    with gradients_times(summed):
+        return _shared(victim, graph, rounds, public, summed)
+
+
+def _shared(
+    victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor], summed: int
+) -> Relations:
     tensors = tuple((name, id(value), value._version) for name, value in public.items())
-    key: Hashable = (victim, type(victim), graph, rounds, tensors)
+    key: Hashable = (victim, type(victim), graph, rounds, summed, tensors)
     try:
         hash(key)
     except TypeError:  # a victim of a plugin may have constants without a hash
@@ -398,6 +423,8 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         rounds,
         trace.public,
         records=_records(trace),
+        summed=_summed(trace),
+        size=trace.layout.size,
         unstated=unstated,
         evidence=evidence,
         most=largest(trace),
@@ -408,6 +435,20 @@ def _records(trace: Trace) -> int:
     """Return the records of each node, as a recording states them; 0 if it does not."""
     stated = trace.params.get("samples")
     return stated if isinstance(stated, int) else 0
+
+
+def _summed(trace: Trace) -> int:
+    """Return of how many records a gradient is the sum; 1 if it is their mean."""
+    reduction = trace.params.get("reduction", "mean")
+    if reduction == "mean":
+        return 1
+    records = _records(trace)
+    if reduction != "sum" or records < 1:
+        raise LeakauditError(
+            f"reduction: expected mean, or sum with the number of records as samples, got "
+            f"{brief(reduction, 40)} with samples = {records}"
+        )
+    return records
 
 
 def constants(trace: Trace) -> dict[str, Json]:
@@ -534,4 +575,6 @@ def private_vector(truth: Truth, vector: Vector, size: int) -> Tensor | None:
     if vector.round >= len(kept) or owner >= kept.shape[1]:
         return None
     value = kept[vector.round, owner]
+    if vector.kind == "gradient":
+        value = value / truth.summed
     return None if bool(value.isnan().all()) else value

@@ -117,39 +117,50 @@ class LocalSteps:
         self._memory = OptimiserState()
         self._both = [torch.empty(0), torch.empty(0)]  # alternating buffers for the results
 
-    def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, t: int, base: Tensor, at: Tensor | None = None, some: Tensor | None = None
+    ) -> Tensor:
         """Take the steps of a round.
 
         Args:
             base: The models from which the first step starts, (N, d).
             at: The models at which the first gradients are computed, (N, d); None for `base`.
+            some: The nodes (n,) that take steps, each from a new order of its records; all models
+                are then (n, d). Their optimisers must not keep a memory.
 
         Returns:
             The models after the steps, (N, d); the second call after this one overwrites them.
         """
+        if some is not None:
+            self._at = self.problem.samples
         steps = self.steps
         lr = steps.lr / (1 + steps.slow * (t - 1))
         if not steps.keep:
             self._memory = OptimiserState()
         point = base if at is None else at
         for k in range(1, steps.count + 1):
-            g = self._gradients(point)
+            g = self._gradients(point, some)
             if not self.whole or steps.clip:
-                self.recorder.state(steps.name("g", k), t, g)
+                self._state(steps.name("g", k), t, g, some)
             if steps.sigma:
                 noise = normal(g, steps.sigma, self.generator)
-                self.recorder.state(steps.name("e", k), t, noise)
+                self._state(steps.name("e", k), t, noise, some)
                 g = g + noise
             base = steps.optimiser.step(self._memory, lr, base, g)
             if steps.std:
                 noise = normal(base, steps.std, self.generator)
-                self.recorder.state(steps.name("n", k), t, noise)
+                self._state(steps.name("n", k), t, noise, some)
                 base.add_(noise)
             point = base
         return base
 
-    def _gradients(self, w: Tensor) -> Tensor:
+    def _state(self, name: str, t: int, value: Tensor, some: Tensor | None) -> None:
+        self.recorder.state(name, t, of_all(value, some, self.problem.nodes))
+
+    def _gradients(self, w: Tensor, some: Tensor | None) -> Tensor:
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
+        if some is not None:
+            x, y = x[some], y[some]
         if self.steps.clip:
             return clipping.gradients(self.problem.task, w, x, y, self.steps.clip)
         if self._both[0].shape != w.shape:
@@ -173,6 +184,15 @@ class LocalSteps:
         start = self._at
         self._at += self.steps.batch
         return chosen(problem, self._order[:, start : self._at])
+
+
+def of_all(value: Tensor, some: Tensor | None, nodes: int) -> Tensor:
+    """Return vectors of some nodes (n, d) as those of all (N, d), NaN for the others."""
+    if some is None:
+        return value
+    every = value.new_full((nodes, value.shape[1]), math.nan)
+    every[some] = value
+    return every
 
 
 def least(name: str, **values: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor
@@ -12,18 +12,20 @@ from torch import Generator, Tensor
 from leakaudit._util.bisection import crossing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
-from leakaudit.theory.relations.expression import Law
+from leakaudit.theory.relations.expression import Expression, Law
+
+if TYPE_CHECKING:
+    from leakaudit.theory.relations import Relations
 
 Mechanism: TypeAlias = Literal[
     "none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"
 ]
-SQRT_PI = math.sqrt(math.pi)
 ZERO = 26.0  # from here on erfc(u) is below 1e-295, so every accepted delta lies below this u
 
 
 @dataclass(frozen=True)
 class Noise(Additive):
-    """The noise of a release; untruncated normal noise has the variance scale^2 / 2."""
+    """The noise of a release."""
 
     @property
     def law(self) -> Law:
@@ -32,16 +34,9 @@ class Noise(Additive):
             return "truncated_laplace" if math.isfinite(self.width) else "laplace"
         return "truncated_gaussian" if math.isfinite(self.width) else "gaussian"
 
-    @property
-    def std(self) -> float:
-        """Standard deviation of a coordinate."""
-        s = self.scale
-        u = self.width / s
-        if math.isinf(u):
-            return s * math.sqrt(2 / self.power**2)
-        if self.power == 1:
-            return s * math.sqrt(2 - (u * u + 2 * u) / math.expm1(u))
-        return normal_std(s, u)
+    def declared(self, p: Relations, name: str, owner: int) -> Expression:
+        """Declare one draw."""
+        return p.noise(name, self.std, owner, law=self.law, width=self.width)
 
     def draw(self, like: Tensor, generator: Generator) -> Tensor:
         """Draw noise; truncated kinds use the inverse distribution function, in float64."""
@@ -54,12 +49,6 @@ class Noise(Additive):
             return torch.erfinv(sides * math.erf(u)).mul_(self.scale).to(like)
         size = torch.log1p(sides.abs() * math.expm1(-u))  # negative absolute value over the scale
         return size.mul_(sides.sign()).mul_(-self.scale).to(like)
-
-
-def normal_std(scale: float, u: float) -> float:
-    """Return the standard deviation of the density exp(-(z / scale)^2) on [-u scale, u scale]."""
-    variance = 0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u))
-    return scale * math.sqrt(max(0.0, variance))
 
 
 def calibrated(

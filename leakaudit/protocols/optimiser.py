@@ -12,10 +12,10 @@ from torch import Tensor
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import Expression, Relations, decimal
 
-Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad"]
+Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"]
 
 # Written as in torch.optim, for the gradient g at step k, the model w and the step size lr. With
-# the coupled weight decay of SGD, Adam and Adagrad, d = g + decay w; AdamW first shrinks w by 1 -
+# the coupled weight decay of all but AdamW, d = g + decay w; AdamW first shrinks w by 1 -
 # lr decay, and d = g.
 #
 #     sgd       b <- momentum b + d            w <- w - lr b,  or w - lr (d + momentum b) (Nesterov)
@@ -23,6 +23,7 @@ Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad"]
 #               w <- w - lr (m / (1 - .9^k)) / (sqrt(v / (1 - .999^k)) + 1e-8)
 #     adamw     as adam
 #     adagrad   v <- v + d^2                   w <- w - lr d / (sqrt(v) + 1e-10)
+#     rmsprop   v <- .99 v + .01 d^2           w <- w - lr d / (sqrt(v) + 1e-8)
 #
 # SGD is linear, so its steps are declared as relations and every gradient follows from the models.
 # The others divide each coordinate by a measure of its own past, so a first step shows the sign of
@@ -30,7 +31,8 @@ Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad"]
 
 # The defaults of torch.optim, which nearly all programs keep.
 BETAS = (0.9, 0.999)
-EPS = {"adam": 1e-8, "adamw": 1e-8, "adagrad": 1e-10}
+EPS = {"adam": 1e-8, "adamw": 1e-8, "adagrad": 1e-10, "rmsprop": 1e-8}
+SMOOTHING = 0.99  # of RMSProp
 HIDES = (
     "its optimiser divides each coordinate of a gradient by the size of the same coordinate in "
     "earlier ones, so that the models show signs but not sizes"
@@ -117,6 +119,9 @@ class Optimiser:
         if self.kind == "adagrad":
             memory.second = before + d.square()
             return d / (memory.second.sqrt() + EPS["adagrad"])
+        if self.kind == "rmsprop":
+            memory.second = SMOOTHING * before + (1 - SMOOTHING) * d.square()
+            return d / (memory.second.sqrt() + EPS["rmsprop"])
         mean = torch.zeros_like(d) if memory.first is None else memory.first
         fast, slow = BETAS
         memory.first = fast * mean + (1 - fast) * d

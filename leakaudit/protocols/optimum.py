@@ -1,4 +1,4 @@
-"""The optimum of linear least squares over the records of all nodes, with l2 and l1 terms."""
+"""The optimum over the records of all nodes: least squares, and logistic regression with l2."""
 
 from __future__ import annotations
 
@@ -18,6 +18,45 @@ STEPS = 100_000  # of the accelerated proximal gradient method
 # Smallest eigenvalue, in units of rounding of the largest one times the columns, at which the
 # optimum counts as unique: below, rounding decides where it lies.
 UNIQUE = 100.0
+NEWTON = 50  # steps; quadratic convergence reaches the rounding error in about ten
+# Largest slope at the result, in units of rounding of the first one: above, Newton's method has not
+# converged. A choice.
+SETTLED = 1e6
+
+
+def of(problem: Problem, l1: float = 0.0) -> Tensor | None:
+    """Return argmin of the mean of the nodes' losses plus l1 |w|_1, (d,) float64.
+
+    Returns:
+        The optimum of linear least squares, or of logistic regression with an l2 term and no l1
+        term for two classes; None for other losses, for large models, and if it is not unique.
+    """
+    if problem.task.spec.model == "logistic" and problem.task.spec.loss == "binary":
+        return None if l1 else logistic(problem)
+    return least_squares(problem, l1)
+
+
+def logistic(problem: Problem) -> Tensor | None:
+    """Minimise the mean of log(1 + e^z) - y z, z = x w, plus l2/2 |w|^2 by Newton's method."""
+    task = problem.task
+    x, y = _rows(problem)
+    if not task.l2 or x.shape[1] > LARGEST:
+        return None
+    w = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    first = torch.zeros((), dtype=w.dtype)
+    for k in range(NEWTON):
+        p = (x @ w).sigmoid()
+        slope = x.T @ (p - y[:, 0]) / len(x) + task.l2 * w
+        first = first if k else slope.norm()
+        curvature = (x * (p * (1 - p))[:, None]).T @ x / len(x)
+        curvature.diagonal().add_(task.l2)
+        step = torch.linalg.solve(curvature, slope)
+        if torch.equal(w - step, w):
+            break
+        w = w - step
+    # One logit, so the layout has the weights and then the intercept, as the columns of x.
+    settled = bool(slope.norm() <= SETTLED * torch.finfo(w.dtype).eps * first)
+    return w.to(problem.x.device) if settled else None
 
 
 def least_squares(problem: Problem, l1: float = 0.0) -> Tensor | None:
@@ -30,10 +69,7 @@ def least_squares(problem: Problem, l1: float = 0.0) -> Tensor | None:
     task = problem.task
     if task.spec.model != "linear" or task.spec.loss != "squared":
         return None
-    x = task.normalise(problem.x.flatten(0, 1).double()).flatten(1)
-    y = problem.y.flatten(0, 1).double().reshape(len(x), -1)
-    if len(task.layout.names) > 1:  # an intercept
-        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    x, y = _rows(problem)
     if x.shape[1] > LARGEST:
         return None
     h = x.T @ x / len(x)
@@ -49,6 +85,16 @@ def least_squares(problem: Problem, l1: float = 0.0) -> Tensor | None:
     # The layout has the weights by output, and then the intercepts.
     width = task.layout.slices[task.layout.names[0]].stop // w.shape[1]
     return torch.cat([w[:width].T.flatten(), w[width:].flatten()]).to(problem.x.device)
+
+
+def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return features (n, p) of all records, with a one for the intercept, and targets (n, k)."""
+    task = problem.task
+    x = task.normalise(problem.x.flatten(0, 1).double()).flatten(1)
+    y = problem.y.flatten(0, 1).double().reshape(len(x), -1)
+    if len(task.layout.names) > 1:  # an intercept
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    return x, y
 
 
 def _shrunk(h: Tensor, c: Tensor, l1: float, w: Tensor, largest: float) -> Tensor:

@@ -20,7 +20,7 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
-from leakaudit.core.trace import RANGE, Graph
+from leakaudit.core.trace import RANGE, Graph, Json
 from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.calibration import Calibrated, Target
@@ -108,8 +108,18 @@ class Plan:
         """The protocol with its schedule, which leaves the plan's generators unused."""
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
-        public = self.victim.schedule(self.graph, rounds, random)
-        return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
+        scheduled = self.victim.schedule(self.graph, rounds, random)
+        size = self.task.layout.size
+        public = {"w0": torch.zeros(size), **scheduled}  # only its length counts
+        return Protocol(
+            self.victim,
+            self.graph,
+            rounds,
+            public,
+            records=self.scenario.samples,
+            size=size,
+            summed=self.scenario.summed,
+        )
 
     def with_noise(self, found: Calibrated) -> Plan:
         """Return the plan with the noise that was found in place of the epsilon."""
@@ -144,14 +154,18 @@ def plan(
     random = generators(scenario.seed, *STREAMS)
     source = shared.source(scenario.selection, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
+    if scenario.summed > 1:
+        args = _of_mean(scenario, args)
     spec = source.spec(scenario.model, args)
     task = shared.task(spec, getattr(torch, scenario.dtype), device, trusted)
     if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
-    victim.fits(task, graph, scenario.samples)
+    victim.fits(task.summed(scenario.summed), graph, scenario.samples)
     _check_test(scenario, source)
+    if scenario.summed > 1:
+        _check_sum(scenario, victim, graph, random["schedule"])
     made = Plan(
         scenario,
         victim,
@@ -251,7 +265,7 @@ def _problem(plan: Plan) -> Problem:
     task = plan.task
     x = plan.source.x[plan.rows].to(task.device, task.dtype)
     y = plan.source.y[plan.rows].to(task.device)
-    problem = Problem(task, x, y)
+    problem = Problem(task.summed(plan.scenario.summed), x, y)
     if plan.scenario.curves:
         problem = replace(problem, against=_comparison(plan, problem))
     return problem
@@ -266,7 +280,7 @@ def _comparison(plan: Plan, problem: Problem) -> Comparison:
         y[plan.tested].to(task.device),
         plan.scenario.selection.labels,
         plan.scenario.every,
-        optimum.least_squares(problem, plan.victim.l1_weight),
+        optimum.of(problem, plan.victim.l1_weight),
         _planted(source, task),
     )
 
@@ -277,6 +291,23 @@ def _planted(source: data.Dataset, task: Task) -> Tensor | None:
         return None
     rest = task.layout.size - len(source.planted)
     return torch.cat([source.planted, source.planted.new_zeros(rest)]).to(task.device)
+
+
+def _check_sum(scenario: Scenario, victim: Victim, graph: Graph, random: Generator) -> None:
+    """Reject sums where a claim, or what an attack repeats, is about means."""
+    drawn = Generator().set_state(random.get_state())
+    public = victim.schedule(graph, scenario.rounds, drawn)
+    claims = victim.claims(graph, scenario.rounds, public)
+    if any(claim.epsilon is not None for claim in claims):
+        raise LeakauditError(
+            f"reduction: the epsilon of {scenario.victim} is claimed for means over records; use "
+            "reduction = mean, or no noise"
+        )
+    if victim.relations(graph, 1, {"w0": torch.zeros(1), **public}).changes:
+        raise LeakauditError(
+            f"reduction: the optimiser of {scenario.victim} is not linear in gradients, and its "
+            "local steps are repeated with means; use reduction = mean"
+        )
 
 
 def _check_test(scenario: Scenario, source: data.Dataset) -> None:
@@ -329,7 +360,7 @@ def opened(
         protocol=scenario.victim,
         task=plan.task.spec,
         graph=plan.graph,
-        params={**registry.values(plan.victim), "samples": scenario.samples},
+        params=_params(plan),
         rounds=scenario.rounds,
         public=public,
         options=RecorderOptions(
@@ -356,6 +387,24 @@ def opened(
     others = np.setdiff1d(np.arange(len(source.x)), used.numpy())
     recorder.pool(source.x[others[:POOL]])
     return recorder
+
+
+def _params(plan: Plan) -> dict[str, Json]:
+    found = {**registry.values(plan.victim), "samples": plan.scenario.samples}
+    if plan.scenario.reduction == "sum":
+        found["reduction"] = "sum"
+    return found
+
+
+def _of_mean(scenario: Scenario, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the task of the mean, for the sum with its l2 term as given."""
+    found = dict(args)
+    if "l2" in found:
+        try:
+            found["l2"] = float(found["l2"]) / scenario.summed
+        except (TypeError, ValueError):  # the task rejects it
+            return found
+    return found
 
 
 def check_settings(scenario: Scenario, args: Mapping[str, Any], advice: str = "") -> None:

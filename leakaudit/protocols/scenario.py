@@ -21,6 +21,7 @@ WORDS = {
     "rows": tuple(ROWS),
     "labels": tuple(LABELS),
     "calibrate": calibration.METHODS,
+    "reduction": ("mean", "sum"),
 }
 LEAST = {"rounds": 1, "samples": 1, "nodes": 1, "test": 0, "every": 1}
 LARGEST = 2**31 - 1  # rounds, samples and nodes: files store them in 32 bits
@@ -38,9 +39,10 @@ class Scenario:
         data: Name of the data set.
         samples: Records per node.
         split: How the records are divided among the nodes.
-        classes: Classes of the data set that are used, such as ``0,1``; empty for all.
+        classes: Classes of the data set that are used, such as ``0,1``; or ``all``.
         rows: Scale of the records: ``raw``, ``unit`` (norm 1) or ``range`` (features in [0, 1]).
         labels: ``classes``; or ``signs`` (-1 and +1) or ``one-hot``, targets of the squared loss.
+        reduction: Whether the objective of a node is the ``mean`` or the ``sum`` over its records.
         model: Name of the model.
         set: Constants of the victim and arguments of the model, by name.
         dtype: ``float32`` or ``float64``.
@@ -64,9 +66,10 @@ class Scenario:
     data: str = "faces"
     samples: int = 1
     split: str = "iid"
-    classes: str = ""
+    classes: str = "all"
     rows: str = "raw"
     labels: str = "classes"
+    reduction: str = "mean"
     model: str = "mlp"
     set: Mapping[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
@@ -92,6 +95,11 @@ class Scenario:
             if getattr(self, name) > LARGEST:
                 expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
                 raise config.InvalidValue("", expected, name)
+
+    @property
+    def summed(self) -> int:
+        """Number of records of which a gradient is the sum; 1 if it is their mean."""
+        return self.samples if self.reduction == "sum" else 1
 
     @property
     def selection(self) -> Selection:
@@ -147,8 +155,8 @@ class Scenario:
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and the entries of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims depend, and the ``horizon``
-        of an epsilon are taken from the scenario if `set` does not contain them. An epsilon that
+        A victim's ``samples`` or ``records``, on which noise and claims depend, and a ``horizon``
+        are taken from the scenario if `set` does not contain them. An epsilon that
         is a `target` is still to be found.
 
         Raises:
@@ -157,7 +165,7 @@ class Scenario:
         kind = self._kind
         mine = registry.parameters(kind)
         constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
-        if "horizon" in mine and self.set.get(calibration.EPSILON):
+        if "horizon" in mine:
             constants["horizon"] = self.rounds
         found = self.target()
         taken = set[str]()  # by the calibration
@@ -165,9 +173,10 @@ class Scenario:
             taken.add(calibration.EPSILON)
         if found is not None:
             taken.update(calibration.HELPS)
+        replaced = found is not None and calibration.replaces(mine, kind.noise_constant)
         rest = {}
         for key, value in self.set.items():
-            if key in mine and not (found is not None and key == calibration.EPSILON):
+            if key in mine and not (key == calibration.EPSILON and replaced):
                 constants[key] = value
             elif key not in taken:
                 rest[key] = value
@@ -190,14 +199,16 @@ class Scenario:
             raise LeakauditError(f"{self.victim}: {error}") from None
 
     def without_epsilon(self) -> Scenario:
-        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+        """Return the scenario with its noise as it is set: no ``epsilon`` in place of it.
 
         Raises:
             LeakauditError: There is no such victim.
         """
         kind = self._kind
-        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
-        dropped = {calibration.EPSILON, *theirs}
+        mine = registry.parameters(kind)
+        dropped = {*calibration.added(mine, kind.noise_constant)}
+        if calibration.replaces(mine, kind.noise_constant):
+            dropped.add(calibration.EPSILON)
         kept = {name: value for name, value in self.set.items() if name not in dropped}
         return replace(self, set=kept, calibrate=calibration.METHODS[0])
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
+from leakaudit.theory.relations import decimal
+
+
+class Unscheduled(LeakauditError):
+    """A protocol needs a public schedule that there is not, so it did not run with it."""
 
 
 def draw_nodes(nodes: int, rounds: int, count: int, generator: Generator) -> Tensor:
@@ -41,8 +47,13 @@ def read(
         allowed: What its numbers may be.
     """
     table = public.get(name)
-    fits = table is not None and table.dim() == 2 and not table.is_floating_point()
-    if table is None or not fits or len(table) < rounds or table.shape[1] != width:
+    if table is None:
+        raise Unscheduled(
+            f"expected a public tensor {name!r} of {width} integers for each of {rounds} rounds; "
+            "draw it with schedule()"
+        )
+    fits = table.dim() == 2 and not table.is_floating_point()
+    if not fits or len(table) < rounds or table.shape[1] != width:
         raise LeakauditError(
             f"expected a public tensor {name!r} of {width} integers for each of {rounds} rounds; "
             "draw it with schedule()"
@@ -61,3 +72,48 @@ def most_sent(wires: Iterable[tuple[int, int]], count: int) -> int:
     ends = [i for edge in set(wires) for i in edge]
     busiest = sorted(map(ends.count, set(ends)), reverse=True)
     return sum(busiest[:count])
+
+
+# --- the clients of a server that take part in a round ------------------------------------------
+
+
+def within_one(name: str, fraction: float) -> None:
+    """Check a share of the clients, C."""
+    if not 0 < fraction <= 1:
+        raise LeakauditError(f"{name}: expected 0 < fraction <= 1, got {fraction:g}")
+
+
+def draw_clients(
+    fraction: float, graph: Graph, rounds: int, generator: Generator
+) -> dict[str, Tensor]:
+    """Draw the clients of every round, ``active`` (rounds, m); nothing if all take part."""
+    if fraction == 1:
+        return {}
+    nodes = graph.nodes - 1  # the server is the last node
+    return {"active": draw_nodes(nodes, rounds, _clients_of(fraction, nodes), generator)}
+
+
+def clients(
+    fraction: float, graph: Graph, rounds: int, public: Mapping[str, Tensor]
+) -> Sequence[Tensor | None]:
+    """Return the clients (m,) of every round, ascending; None stands for all."""
+    if fraction == 1:
+        return [None] * rounds
+    nodes = graph.nodes - 1
+    table = read(public, "active", rounds, _clients_of(fraction, nodes), range(nodes))
+    return list(table)
+
+
+def listed(some: Tensor | None, nodes: int) -> list[int]:
+    """Return the numbers of these clients."""
+    return list(range(nodes)) if some is None else some.tolist()
+
+
+def most_of(fraction: float, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+    """Return the most messages to and from the clients of all rounds on recorded channels."""
+    return 2 * rounds * min(len(set(wires)), _clients_of(fraction, graph.nodes - 1))
+
+
+def _clients_of(fraction: float, nodes: int) -> int:
+    """Return m = max(C N, 1), rounded down."""
+    return max(1, int(decimal(fraction) * nodes))

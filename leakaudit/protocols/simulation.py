@@ -153,23 +153,33 @@ class Simulation:
 
     # --- between clients and a server, the last node ----------------------------------------------
 
-    def up(self, t: int, kind: str, values: Tensor) -> None:
-        """Send every client's row (N, d) to the server."""
-        self._rows(t, kind, values, upward=True)
+    def up(self, t: int, kind: str, values: Tensor, some: Tensor | None = None) -> None:
+        """Send every client's row (N, d) to the server, or those (n, d) of some, ascending."""
+        self._rows(t, kind, values, some, upward=True)
 
-    def down(self, t: int, kind: str, values: Tensor) -> None:
-        """Send one vector (d,) to all clients, or each its row (N, d)."""
+    def down(self, t: int, kind: str, values: Tensor, some: Tensor | None = None) -> None:
+        """Send one vector (d,) to all clients or to some, or each its row (N, d)."""
         if values.dim() > 1:
-            self._rows(t, kind, values, upward=False)
-        elif len(self._clients):
-            server = self.problem.nodes
-            self.recorder.send(t, server, self._clients.tolist(), kind, values)
-
-    def _rows(self, t: int, kind: str, values: Tensor, *, upward: bool) -> None:
-        if not len(self._clients):
+            self._rows(t, kind, values, some, upward=False)
             return
-        clients = self._clients
+        clients, _ = self._recorded(some)
+        if len(clients):
+            self.recorder.send(t, self.problem.nodes, clients.tolist(), kind, values)
+
+    def _rows(
+        self, t: int, kind: str, values: Tensor, some: Tensor | None, *, upward: bool
+    ) -> None:
+        clients, used = self._recorded(some)
+        if not len(clients):
+            return
         ends = (clients, torch.full_like(clients, self.problem.nodes))
         src, dst = ends if upward else ends[::-1]
         rows = self.recorder.send_many(t, src, dst, kind)
-        self.recorder.kept.cut(values, rows, clients)
+        self.recorder.kept.cut(values, rows, used)
+
+    def _recorded(self, some: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the clients whose channels are recorded, and their positions among `some`."""
+        if some is None:
+            return self._clients, self._clients
+        clients = self._clients[torch.isin(self._clients, some)]
+        return clients, torch.searchsorted(some, clients)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Claim as Claim  # plug-ins import both from here
 from leakaudit.core.errors import check_methods
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 
 if TYPE_CHECKING:
     from leakaudit.core.adversary import View
@@ -44,6 +44,7 @@ class Victim(ABC):
             even if its coefficients differ. A `stationary` protocol counts as regular.
         noise_constant: Name of the constant that scales all its noise, if it has one of this name:
             an ``epsilon`` of a scenario sets it.
+        noiseless: The constants without noise, if that is not `noise_constant` = 0.
     """
 
     paper: ClassVar[str] = "unpublished"
@@ -54,6 +55,7 @@ class Victim(ABC):
     separable: ClassVar[bool] = False
     regular: ClassVar[bool] = False
     noise_constant: ClassVar[str] = "sigma"
+    noiseless: ClassVar[Mapping[str, Setting]] = {}
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""

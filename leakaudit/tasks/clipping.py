@@ -16,10 +16,14 @@ AT_ONCE = 1 << 24
 def gradients(task: Task, thetas: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """Return the mean gradients (N, d) of batches, those of each record clipped to a norm.
 
-    Abadi et al. 2016, Algorithm 1; without clipping if the norm is 0.
+    Abadi et al. 2016, Algorithm 1; without clipping if the norm is 0. A sum of gradients is that of
+    clipped ones.
     """
     if not clip:
         return task.gradients(thetas, x, y)
+    if task.factor != 1:
+        mean = task.summed(1 / task.factor)
+        return task.factor * gradients(mean, thetas, x, y, clip)
     total = torch.zeros_like(thetas)
     for each in _each(task, thetas, x, y):
         total += (each * (clip / each.norm(dim=2, keepdim=True).clamp(min=clip))).sum(1)

@@ -23,6 +23,8 @@ NAMES = {
     "mnist": "MNIST, as downloaded, in the folder --data-root or a subfolder",
     "fashion": "Fashion-MNIST, as downloaded, in the folder --data-root or a subfolder",
     "cifar10": "CIFAR-10, as downloaded, in the folder --data-root or a subfolder",
+    "ijcnn1": "ijcnn1 of LIBSVM, 22 features, 2 classes, as downloaded, in the folder --data-root "
+    "or a subfolder",
     "text": "sentences of Python's own documentation, 32 bytes each; text:N for another length",
     "gaussians": "two Gaussians in the plane, 1000 records; gaussians:N for another number",
     "regression": "features A of N(0, 1), targets A x*, 1000 records with 10 features; "
@@ -155,13 +157,18 @@ def load(
         return _dataset(name, data_sources.photos(download))
     if re.fullmatch(r"text(:\d{1,5})?", name):
         return _dataset(name, data_sources.text(int(rest or data_sources.LINE)))
-    if name in data_sources.TORCHVISION:
-        found = _dataset(name, data_sources.published(name, root, download))
+    if name == "ijcnn1" or name in data_sources.TORCHVISION:
+        found = _dataset(name, _published(name, root, download, train=True))
         if held:
-            tested = data_sources.published(name, root, download, train=False)
-            found = _with_test(found, tested)
+            found = _with_test(found, _published(name, root, download, train=False))
         return found
     raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
+
+
+def _published(name: str, root: Path | None, download: bool, train: bool) -> Records:
+    if name == "ijcnn1":
+        return data_sources.ijcnn1(root, train)
+    return data_sources.published(name, root, download, train)
 
 
 def _with_test(found: Dataset, records: Records) -> Dataset:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision, idx
-from leakaudit.tasks.data_files import LARGEST, Records, images
+from leakaudit.tasks.data_files import LARGEST, Records, images, read_libsvm
 
 PHOTOS = {
     "astronaut": "astronaut.png",
@@ -35,6 +35,10 @@ CONTRAST = 0.05  # least standard deviation of a crop: excludes sky and other ar
 Planted: TypeAlias = tuple[Records, Tensor]  # records, and the weights (p,) behind their targets
 _BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
+# The files of LIBSVM, and those of a copy of it, with the 49,990 records of both parts of the
+# published training set.
+IJCNN1 = {True: ("ijcnn1", "ijcnn1.trn"), False: ("ijcnn1.t", "ijcnn1.tst")}
+IJCNN1_SOURCE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html#ijcnn1"
 CIFAR = "cifar-10-python.tar.gz"
 CIFAR_FOLDER = "cifar-10-batches-py"
 
@@ -107,6 +111,21 @@ def published(name: str, root: Path | None, download: bool, train: bool = True) 
         )
     pixels, labels = found
     return images(pixels), torch.from_numpy(labels.astype(np.int64)), idx.LABELS[name], 255, 0
+
+
+def ijcnn1(root: Path | None, train: bool = True) -> Records:
+    """Read the training or the test records of ijcnn1, 22 features, packed or not."""
+    names = [f"{stem}{end}" for stem in IJCNN1[train] for end in ("", ".bz2", ".gz")]
+    if root is None:
+        raise LeakauditError(f"ijcnn1 is not bundled: set --data-root to the folder of {names[1]}")
+    for folder in (root, root / "ijcnn1"):
+        for name in names:
+            if (folder / name).is_file():
+                return read_libsvm(folder / name)
+    raise LeakauditError(
+        f"ijcnn1 cannot be read in {root} (there is no {names[0]} or {names[1]} in it or in its "
+        f"subfolder ijcnn1); {names[1]} is at {IJCNN1_SOURCE}"
+    )
 
 
 def _cifar10(root: Path, download: bool, train: bool) -> Records:

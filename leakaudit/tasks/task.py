@@ -46,6 +46,7 @@ class Task:
         last_linear: The same for the layer that computes the outputs.
         convex: Whether the loss is convex in theta.
         l2: Weight of the penalty l2/2 |theta|^2.
+        factor: Factor of the mean loss of the records; see `summed`.
         dtype: Dtype of the models drawn by `init`.
         device: Device of the models drawn by `init`.
         module: The torch module; its own parameter values are never used.
@@ -75,6 +76,7 @@ class Task:
     trusted: Trust = False
     tokens: int = 0
     masked: bool = False
+    factor: float = 1.0
     embeddings: tuple[str | None, str | None] = (None, None)
 
     @classmethod
@@ -155,6 +157,10 @@ class Task:
         where = torch.device(device or self.device)
         buffers = {n: b.to(where) for n, b in self.buffers.items()}
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
+
+    def summed(self, count: float) -> Task:
+        """Return the task whose loss is `count` times as large: a sum over so many records."""
+        return replace(self, factor=self.factor * count, l2=self.l2 * count)
 
     def rounded(self, rounding: Rounding) -> Task:
         """Return the task with rounded ReLU modules, for `again`; itself if it has no ReLU.
@@ -285,6 +291,8 @@ class Task:
         if self.chain is not None:
             slope = partial(losses.output_slope, self.spec.loss)
             found = self.chain(thetas, self.normalise(x.to(thetas)), y, slope)
+            if self.factor != 1:
+                found = self.factor * found
             return found + self.l2 * thetas if self.l2 else found
         if len(thetas) == 1:
             return self.gradient(thetas[0], x[0], y[0], create_graph=True)[None]
@@ -352,6 +360,8 @@ class Task:
                 lambda outputs: losses.output_slope(self.spec.loss, outputs, y),
                 self.layout.split(out),
             )
+            if self.factor != 1:
+                out.mul_(self.factor)
             if self.l2:
                 out.add_(thetas, alpha=self.l2)
 
@@ -372,6 +382,8 @@ class Task:
         if self.spec.is_text:
             y = losses.next_tokens(x, y)
         loss = losses.mean_loss(self.spec.loss, self._outputs(params, x), y)
+        if self.factor != 1:
+            loss = self.factor * loss
         if self.l2:
             squares = torch.stack([p.square().sum() for p in params.values()])
             loss = loss + 0.5 * self.l2 * squares.sum()

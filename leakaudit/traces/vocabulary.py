@@ -25,6 +25,7 @@ SAID = (
     "samples",
     "records",
     "batch",
+    "reduction",
 )  # constants allowed in every recording: attacks and the lint read them
 # Number of rounds to declare to find the kinds of messages: schedules repeat soon after the start.
 FIRST = 3

@@ -18,6 +18,7 @@ from leakaudit.judging.auditing.replays import Replays
 from leakaudit.judging.selfcheck.estimators import ESTIMATORS
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.empirical import Counts
+from leakaudit.theory.bounds.guarantee import Adjacency
 from leakaudit.theory.bounds.joint import joint_test, perfect
 
 DELTA = 1e-5
@@ -25,7 +26,9 @@ Floats = NDArray[np.float64]
 
 
 def of_mu(mu: float) -> Promise:
-    return Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu)
+    return Promise(
+        "a view", gaussian.epsilon(DELTA, mu), DELTA, gaussian.Gdp(mu, Adjacency.REPLACE)
+    )
 
 
 def of_epsilon(epsilon: float, delta: float = DELTA) -> Promise:

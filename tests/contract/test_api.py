@@ -131,6 +131,14 @@ def test_a_claim_is_reproduced() -> None:
     assert claim.row.number == 1
 
 
+def test_an_item_is_reproduced(place: Path) -> None:
+    (found,) = la.reproduce("dp-norm/theorem1", "reproduced", executor=la.Executor())
+    assert found.item.full_name == "dp-norm/theorem1"
+    assert found.claims
+    assert found.sentence in found._repr_html_()
+    assert (place / "reproduced/dp-norm/theorem1/index.html").is_file()
+
+
 def test_a_sweep_runs(place: Path) -> None:
     plan = f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]")
     (place / "sweep.toml").write_text(f'{plan}\n[sweep]\nattacks = ["analytic"]\nseeds = 2\n')

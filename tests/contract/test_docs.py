@@ -70,6 +70,9 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
         "leakaudit tap",
     ): "needs the extra 'nvflare'; tests/programs/test_nvflare.py runs it",
     ("replays.md", "python bench/"): BENCH,
+    ("reproduce.md", "leakaudit reproduce dp-norm"): LONG,
+    ("reproduce.md", "leakaudit reproduce thesis/fig5.1"): LONG,
+    ("reproduce.md", "leakaudit reproduce --all"): LONG,
     (
         "reports.md",
         "leakaudit report out/ --rescore --metric lpips",

@@ -16,6 +16,7 @@ from leakaudit.theory.bounds.empirical import Counts, epsilon_lower, lower, mu_l
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
 from leakaudit.theory.bounds.mechanisms import Additive, gaussian_release, truncated_laplace
+from leakaudit.theory.bounds.releases import Release, composed
 from leakaudit.theory.bounds.renyi import Rdp
 from leakaudit.theory.bounds.zcdp import Zcdp
 
@@ -40,7 +41,7 @@ def by_noise(std: float) -> list[Guarantee]:
         approximate(1.0, exact.delta(1.0), ONE),
         noise.release(1.0, 1.0, ONE),
         claimed.release(1.0, 1.0, ONE),
-        claimed.vector(0.0, math.inf, 1.0, 4, ONE),
+        composed((Release(claimed, 4, l2=1.0),), ONE),
     ]
 
 

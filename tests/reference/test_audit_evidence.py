@@ -15,10 +15,11 @@ from leakaudit.judging.auditing.judge import Test, judge
 from leakaudit.judging.auditing.promise import Promise
 from leakaudit.theory.bounds import empirical, gaussian, one_run
 from leakaudit.theory.bounds.empirical import Counts
+from leakaudit.theory.bounds.guarantee import Adjacency
 
 DELTA = 1e-5
 PURE = Promise("a claim", 1.0, DELTA)
-GAUSS = Promise("a view", gaussian.epsilon(DELTA, 0.5), DELTA, 0.5)
+GAUSS = Promise("a view", gaussian.epsilon(DELTA, 0.5), DELTA, gaussian.Gdp(0.5, Adjacency.REPLACE))
 HUGE = Promise("nothing", math.inf, DELTA)
 NOTHING: list[TrialCounts] = [Successes(0, 0, 0.1), Canary(Counts(0, 0, 0, 0)), OneRun(0, 0, 0)]
 SOME: list[TrialCounts] = [
@@ -49,7 +50,9 @@ def test_the_p_value_of_successes_is_that_of_the_binomial_test(hits: int) -> Non
 )
 def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts) -> None:
     """A promise at the limits of Clopper and Pearson at 95 percent has p = .05 by them, and much less by both rates together."""
-    at = Promise("mu", 1.0, DELTA, empirical.mu_lower(counts, 0.05))
+    at = Promise(
+        "mu", 1.0, DELTA, gaussian.Gdp(empirical.mu_lower(counts, 0.05), Adjacency.REPLACE)
+    )
     assert Canary(counts).p_value(at) < 0.01
     pure = Promise("epsilon", empirical.epsilon_lower(counts, DELTA, 0.05, both=True), DELTA)
     assert Canary(counts).p_value(pure) < 0.02
@@ -58,9 +61,9 @@ def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts
 def test_one_run_is_that_of_its_theorem() -> None:
     assert OneRun(1000, 100, 95).p_value(PURE) == one_run.p_value(1000, 100, 95, 1.0, DELTA)
     mu = one_run.mu_lower(1000, 100, 95, 0.01)
-    assert OneRun(1000, 100, 95).p_value(Promise("mu", 1.0, DELTA, mu)) == pytest.approx(
-        0.01, rel=1e-5
-    )
+    assert OneRun(1000, 100, 95).p_value(
+        Promise("mu", 1.0, DELTA, gaussian.Gdp(mu, Adjacency.REPLACE))
+    ) == pytest.approx(0.01, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ STAR = Graph(4, ((0, 3), (1, 3), (2, 3)))
 COMPLETE = Graph(4, tuple(itertools.combinations(range(4), 2)))
 GRAPHS = (PATH, RING, LOLLIPOP)
 SIGMA = {"sigma": STD}
+MOVED = {"sensitivity": 0.01}
 GAUSSIAN = math.sqrt(2 * math.log(1.25 / 1e-3)) * 0.01 / 0.5  # DP-dKM: epsilon .5, delta 1e-3
 
 
@@ -102,8 +103,12 @@ CASES = [
     Case.alike(unrolled.muffliato, gossips=2),
     Case(unrolled.tracking),
     Case.alike(unrolled.tracking, noise="message"),
-    Case(unrolled.dkm, {"mechanism": "gaussian"}, {"std": GAUSSIAN}),
-    Case(unrolled.dkm, {"mechanism": "gaussian", "fade": 2.0}, {"std": GAUSSIAN, "fade": 2.0}),
+    Case(unrolled.dkm, {"mechanism": "gaussian", **MOVED}, {"std": GAUSSIAN}),
+    Case(
+        unrolled.dkm,
+        {"mechanism": "gaussian", "fade": 2.0, **MOVED},
+        {"std": GAUSSIAN, "fade": 2.0},
+    ),
     Case(unrolled.extra),
     Case.alike(unrolled.extra, noise="message"),
     Case.alike(unrolled.extra, fade=0.5),
@@ -394,7 +399,7 @@ IN_BATCHES = [
         {"inner": 2, "alpha": 0.02},
         [PATH],
     ),
-    Case(unrolled.dkm, {"mechanism": "gaussian", "batch": 1}, {"std": GAUSSIAN}, [PATH]),
+    Case(unrolled.dkm, {"mechanism": "gaussian", "batch": 1, **MOVED}, {"std": GAUSSIAN}, [PATH]),
     Case(unrolled.dpadmm, {**SIGMA, "batch": 1, "steps": 2}, {"steps": 2}, [PATH]),
     Case(unrolled.secagg, {**SIGMA, "batch": 1}, {}, [COMPLETE]),
 ]

@@ -32,6 +32,7 @@ OPTIMISERS = {
     ),
     "adam": (Optimiser("adam", decay=0.01), torch.optim.Adam, {"weight_decay": 0.01}),
     "adamw": (Optimiser("adamw", decay=0.01), torch.optim.AdamW, {"weight_decay": 0.01}),
+    "rmsprop": (Optimiser("rmsprop", decay=0.01), torch.optim.RMSprop, {"weight_decay": 0.01}),
     "adagrad": (Optimiser("adagrad", decay=0.01), torch.optim.Adagrad, {"weight_decay": 0.01}),
 }
 

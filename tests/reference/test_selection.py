@@ -8,10 +8,12 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
@@ -62,7 +64,7 @@ def test_classes_are_kept_and_renumbered_in_the_order_in_which_they_stand() -> N
     ],
 )
 def test_what_a_data_set_cannot_give_is_refused(
-    name: str, others: dict[str, str], says: str
+    name: str, others: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(LeakauditError, match=says):
         selected_data.load(Selection(name, **others), generator=Generator().manual_seed(0))
@@ -314,7 +316,7 @@ def _owned(tmp_path: Path, owner: object) -> str:
 
 def test_nodes_hold_the_records_of_equally_many_owners(tmp_path: Path) -> None:
     owner = np.array([f"writer {k % 7}" for k in range(60)])  # of 9 or 8 records each
-    for classes in ("", "0,2"):
+    for classes in ("all", "0,2", ""):
         found = load(_owned(tmp_path, owner), classes=classes)
         rows = data.split(found, 3, 8, "owners", Generator().manual_seed(0))
         assert len(rows.unique()) == 24
@@ -521,6 +523,26 @@ def test_the_distance_is_that_to_the_optimum(
     assert float(run["relative_error"][2]) == pytest.approx(relative, rel=1e-9)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_distance_is_that_to_the_optimum_of_logistic_regression(bias: bool) -> None:
+    chosen = {"set": {"l2": 0.05, "bias": bias}}
+    _, truth = _recorded(model="logistic", rounds=2, test=0, samples=9, **chosen)
+    x = truth.x.double().numpy()
+    if bias:
+        x = np.concatenate([x, np.ones((len(x), 1))], 1)
+    sign = 2 * truth.y.numpy() - 1
+
+    def value(w: np.ndarray) -> float:
+        return float(np.logaddexp(0, -sign * (x @ w)).mean() + 0.025 * (w @ w))
+
+    found = minimize(value, np.zeros(x.shape[1]), method="BFGS", options={"gtol": 1e-9})
+    run = training_curves.kept(truth, "run")
+    away = np.linalg.norm(truth.states["w"][2].numpy() - found.x, axis=1)
+    assert float(run["rmse_nodes"][2]) == pytest.approx(away.mean() / len(found.x) ** 0.5, rel=1e-5)
+    _, free = _recorded(model="logistic", rounds=2, test=0, samples=9, set={"bias": bias})
+    assert "rmse" not in training_curves.kept(free, "run")  # separable data have no optimum
+
+
 def test_a_converged_run_is_at_the_optimum_and_near_the_planted_weights() -> None:
     shared = {"data": "regression:400,3", "model": "linear", "rounds": 300, "samples": 90}
     _, exact = _recorded(victim="single", test=0, **shared, set={"mu": 0.5})
@@ -571,3 +593,18 @@ def test_an_optimum_that_is_not_unique_or_not_linear_has_no_distance() -> None:
     assert "rmse_planted" in truth.states
     _, truth = _recorded(test=0, rounds=2, data="classification:60,4", rows="unit")
     assert "rmse_planted" not in truth.states
+
+
+def test_ijcnn1_is_read_as_downloaded(tmp_path: Path) -> None:
+    folder = tmp_path / "ijcnn1"
+    folder.mkdir()
+    (folder / "ijcnn1").write_text("-1 1:0.5 3:1\n+1 2:-1\n-1 3:0.25\n")
+    (folder / "ijcnn1.t").write_text("+1 1:2\n-1 3:1\n")
+    found = data.load("ijcnn1", tmp_path, held=True)
+    assert found.x.tolist() == [[0.5, 0, 1], [0, -1, 0], [0, 0, 0.25]]
+    assert found.y.tolist() == [0, 1, 0]
+    assert found.held is not None
+    assert found.held[0].tolist() == [[2, 0, 0], [0, 0, 1]]
+    assert found.held[1].tolist() == [1, 0]
+    with pytest.raises(LeakauditError, match=r"no ijcnn1 or ijcnn1\.bz2 in it or in its subfolder"):
+        data.load("ijcnn1", folder / "none")

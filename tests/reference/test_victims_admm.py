@@ -479,6 +479,37 @@ def test_dp_admm_of_table_ii_is_the_plain_loop(loss: Loss, steps: int, sigma: fl
 
 
 @both
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("epsilon", [math.inf, 2.0])
+def test_dp_admm_takes_the_eta_that_table_ii_prints(loss: Loss, steps: int, epsilon: float) -> None:
+    """eta^{k,r} = sqrt(2kr) / D sqrt(G^2/N^2 + p G^2 KR log(1.25/delta) / (d_i^2 eps^2)), with its noise."""
+    rounds, g, diameter, rho, records = 12, 1.5, 4.0, 0.3, 3
+    size = loss.x.shape[2]
+    privacy = {} if epsilon == math.inf else {"epsilon": epsilon, "horizon": rounds}
+    constants = {"rho": rho, "eta": "table", "diameter": diameter, "lipschitz": g, **privacy}
+    recorder = run(loss, "dpadmm", rounds, steps=steps, records=records, **constants)
+    got = states(recorder)
+    private = size * g**2 * steps * rounds * math.log(1.25 / 1e-3) / (records * epsilon) ** 2
+    sigma = 2 * g * math.sqrt(steps * rounds * 2 * math.log(1.25 / 1e-3)) / epsilon / records
+    w, lam = np.zeros((NODES, size)), np.zeros((NODES, size))
+    drawn = []
+    for r in range(1, rounds + 1):
+        pull = rho * (2 * w + summed(w)) - 2 * lam
+        for k in range(1, steps + 1):
+            eta = math.sqrt(2 * k * r) / diameter * math.sqrt(g**2 / NODES**2 + private)
+            name = "n" if steps == 1 else f"n.{k}"
+            n = got[name][r] if epsilon < math.inf else np.zeros_like(w)
+            drawn.append(n * (2 * rho * 2 + eta))
+            w = (eta * w + pull - loss.gradients(w)) / (2 * rho * 2 + eta) + n
+        lam = lam + rho / 2 * (2 * w - summed(w))
+    np.testing.assert_allclose(got["w"][-1], w, atol=1e-11)
+    if epsilon < math.inf:
+        assert np.std(drawn) == pytest.approx(sigma, rel=0.15)
+        (claim,) = victim("dpadmm", steps=steps, records=records, **constants).claims(RING, rounds)
+        assert claim.epsilon == pytest.approx(epsilon)
+
+
+@both
 @pytest.mark.parametrize("steps", [1, 5, 10])
 def test_dp_admm_of_table_ii_converges(loss: Loss, steps: int) -> None:
     """BASELINES.md 2: 1e-15 to 3e-15."""
@@ -688,6 +719,7 @@ DECLARED: list[tuple[str, dict[str, Any]]] = [
         for b in (0, 2)
         for s in (0.0, 0.1)
     ),
+    *(("dpadmm", {"steps": k, "sigma": s, "eta": "table"}) for k in (1, 3) for s in (0.0, 0.1)),
     *(("dpadmmserver", {"fall": f, "sigma": s}) for f in (False, True) for s in (0.0, 0.1)),
     *(
         ("rwadmm", {"update": u, "sigma": s, "theta": 0.7})
@@ -734,11 +766,12 @@ def record(name: str, **changes: Any) -> Recorder:
         ("pvpadmm", {"data": "faces", "model": "mlp"}, "update=gradient"),
         ("dpadmm", {"set": {"delta": 1.0}}, "delta"),
         ("dpadmm", {"set": {"sigma": -0.1}}, "sigma"),
-        ("dpadmm", {"set": {"sigma": 0.1, "epsilon": 1.0, "horizon": 5}}, "at most one"),
-        ("dpadmm", {"set": {"epsilon": 1.0}}, "horizon"),
+        ("dpadmm", {"set": {"sigma": 0.1, "epsilon": 1.0, "horizon": 5}}, "got both"),
+        ("dpadmm", {"set": {"eta": "tabel"}}, "eta: expected a finite number"),
+        ("dpadmm", {"set": {"diameter": 0}}, "diameter"),
         ("dpadmm", {"set": {"batch": 9}}, "3 records"),
         ("dpadmmserver", {"set": {"rho": -1.0}}, "rho"),
-        ("dpadmmserver", {"set": {"sigma": 1.0, "epsilon": 1.0}}, "at most one"),
+        ("dpadmmserver", {"set": {"sigma": 1.0, "epsilon": 1.0}}, "got both"),
         ("rwadmm", {"set": {"theta": 0.0}}, "theta"),
         ("mradmm", {"set": {"growth": 0.5}}, "growth"),
         ("mradmm", {"set": {"theta": 0.0}}, "theta"),

@@ -128,7 +128,9 @@ def operator(victim: DKM) -> Callable[[int, Array], Array]:
 def test_it_broadcasts_what_algorithm_1_broadcasts(
     kind: str, settings: dict[str, Any], mechanism: Any
 ) -> None:
-    victim = DKM(gamma=LASSO.gamma, alpha=0.8, fade=5.0, mechanism=mechanism, **settings)
+    victim = DKM(
+        gamma=LASSO.gamma, alpha=0.8, fade=5.0, mechanism=mechanism, sensitivity=0.01, **settings
+    )
     trace, truth = record(victim, kind, 10)
     w, t_of, view = metropolis(graph(kind)), operator(victim), la.Adversary().view(trace)
     x = told = np.tile(trace.public["w0"].numpy(), (5, 1))
@@ -158,7 +160,9 @@ def test_it_broadcasts_what_algorithm_1_broadcasts(
 def test_the_declaration_is_what_runs(
     settings: dict[str, Any], mechanism: Any, dtype: torch.dtype
 ) -> None:
-    found = declared.check(*record(DKM(mechanism=mechanism, **settings), "ring", 4, dtype))
+    found = declared.check(
+        *record(DKM(mechanism=mechanism, sensitivity=0.01, **settings), "ring", 4, dtype)
+    )
     assert found.skipped == 0
     assert found.worst < 20 * torch.finfo(dtype).eps
 
@@ -216,7 +220,7 @@ def test_an_eavesdropper_computes_every_gradient(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_the_noise_of_one_round_is_all_that_is_on_it(mechanism: Any) -> None:
-    victim, ratios = DKM(gamma=LASSO.gamma, mechanism=mechanism), []
+    victim, ratios = DKM(gamma=LASSO.gamma, mechanism=mechanism, sensitivity=0.01), []
     noise = calibrated(mechanism, victim.epsilon, victim.delta, victim.sensitivity)
     assert noise is not None
     for seed in range(8):
@@ -250,7 +254,7 @@ def test_exact_mu_of_gaussian_broadcasts_and_no_mu_of_others() -> None:
     assert found.mu == pytest.approx(math.sqrt(sum(s * s for s in shifts)) / noise.std, rel=1e-6)
     assert found.certificate == (2, *[1] * (rounds - 1))
     for other in ("laplace", "truncated_laplace", "truncated_gaussian"):
-        p = DKM(mechanism=other).relations(graph("ring"), 2, {})
+        p = DKM(mechanism=other, sensitivity=0.01).relations(graph("ring"), 2, {})
         with pytest.raises(la.LeakauditError, match=other):
             account(know(p, la.Adversary()), p.gradients(0), 1.0)
 
@@ -334,13 +338,18 @@ def test_truncated_laplace_keeps_its_delta_on_one_coordinate_and_truncated_gauss
 def test_claims() -> None:
     assert DKM().claims(graph("ring"), 10) == ()
     for mechanism in MECHANISMS:
-        release, total = la.registry.configure(DKM, {"mechanism": mechanism}).claims(
-            graph("ring"), 10
-        )
+        release, total = la.registry.configure(
+            DKM, {"mechanism": mechanism, "sensitivity": 0.01}
+        ).claims(graph("ring"), 10)
         assert release.epsilon == 0.5
         assert (release.delta == 0) == (mechanism == "laplace")
         assert total.epsilon == pytest.approx(0.5 * 50)
         assert total.std == release.std
+    given = DKM(mechanism="gaussian", records=100, alpha=0.1, horizon=10, batch=2, gamma=0.4)
+    release, whole, _ = given.claims(graph("complete"), 10)
+    assert (release.rounds, whole.rounds, whole.epsilon) == (1, 10, 0.5)
+    assert whole.sensitivity == pytest.approx(2 * 1 / 0.4 / 2)  # gamma |g| <= B, mean of 2 records
+    assert whole.sampled
     (first,) = DKM(records=100, alpha=0.1).claims(graph("complete"), 10)
     double = sum(1.2 * 0.1 for k in range(1, 10))  # with lambda = 0 the last term alone
     assert f"{2 * 10 * 0.1 / 500 + 4 * double:.4g}" in first.promise
@@ -378,3 +387,31 @@ def test_faces_come_back_bit_for_bit_from_broadcasts_without_noise() -> None:
     recorder = recording.record(recording.plan(made), None)
     found = la.attack(la.leaks(recorder.trace), generator=torch.Generator().manual_seed(0))
     assert [s.exact for s in la.score(found, recorder.truth_record)] == [(True,)] * 3
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("fade", [0.0, 3.0])
+def test_the_noise_is_calibrated_to_delta_k_of_theorem_1(mechanism: Any, fade: float) -> None:
+    """E Delta_K <= 2B sum_k alpha_k / (N M) + 4B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}."""
+    bound, records, rounds, ring = 0.3, 7, 6, graph("ring")
+    w = np.linalg.eigvalsh(metropolis(ring))
+    mixing = sorted(abs(w))[-2]
+    alpha = [0.5 / (1 + k / fade) if fade else 0.5 for k in range(rounds)]
+    far = sum(
+        (1 + 2 * alpha[k]) * sum(alpha[j] * mixing ** (k - 1 - j) for j in range(k))
+        for k in range(rounds)
+    )
+    most = 2 * bound * sum(alpha) / (records * ring.nodes) + 4 * bound * far
+    made = DKM(mechanism=mechanism, bound=bound, records=records, horizon=rounds, fade=fade)
+    wanted = calibrated(mechanism, 0.5, 1e-3, most)
+    assert wanted is not None
+    # The noise of a shorter recording of the same run is the same.
+    for told in (2, rounds):
+        declared_noise = [v for v in made.relations(ring, told, {}).vectors if v.kind == "noise"]
+        assert [v.std for v in declared_noise] == pytest.approx([wanted.std] * 5 * told, rel=1e-12)
+    assert made.claims(ring, rounds)[0].calibrated_to == pytest.approx(most, rel=1e-12)
+
+
+def test_theorem_1_needs_what_it_depends_on() -> None:
+    with pytest.raises(la.LeakauditError, match="set records and horizon for it, or sensitivity=…"):
+        DKM(mechanism="laplace")

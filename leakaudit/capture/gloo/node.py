@@ -77,7 +77,8 @@ def _problem(task: Task, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) 
 def task_of(setup: Setup) -> Task:
     """Build the task of a run."""
     dtype = getattr(torch, setup.scenario.dtype)
-    return _LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    task = _LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    return task.summed(setup.scenario.summed)
 
 
 def serve(

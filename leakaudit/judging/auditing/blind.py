@@ -20,8 +20,7 @@ from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.model import CeilingEntry, encoded
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
-from leakaudit.theory.bounds.gaussian import Gdp
-from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.guarantee import Guarantee
 from leakaudit.theory.bounds.reconstruction import distances, kappa_packing, nearest, tolerance
 from leakaudit.views.accounting.compare import Comparison
 
@@ -115,10 +114,9 @@ def ceilings(
             )
             guessed = [scoring.nothing(view.bound.node, "", truth) for view in views]
             yield replace(where, psnr=_median(guessed, "psnr"), ssim=_median(guessed, "ssim"))
-            worst = max(map(_mu, views), default=math.inf)
-            if void or blind.why or worst == math.inf:
+            guarantee = _weakest(views, level.delta)
+            if void or blind.why or guarantee is None:
                 continue
-            guarantee = Gdp(worst, Adjacency.REPLACE)
             for chance in CHANCES:
                 psnr = blind.psnr(guarantee, chance)
                 ssim = blind.ssim(guarantee, chance)
@@ -130,8 +128,18 @@ def _median(scores: Sequence[Score], name: str) -> float | None:
     return median(values) if values else None
 
 
-def _mu(view: Comparison) -> float:
-    """Return the mu that a record's view has at most, infinite if there is no such bound."""
-    if view.bound.mu is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
-        return math.inf
-    return view.bound.mu
+def _weakest(views: Sequence[Comparison], delta: float) -> Guarantee | None:
+    """Return the guarantee of the record that is bounded least; None if one is not bounded."""
+    weakest = None
+    largest = -1.0
+    for view in views:
+        guarantee = view.bound.guarantee
+        if guarantee is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
+            return None
+        epsilon = guarantee.epsilon(delta)
+        if epsilon == math.inf:
+            return None
+        if epsilon > largest:
+            largest = epsilon
+            weakest = guarantee
+    return weakest

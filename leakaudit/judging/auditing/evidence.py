@@ -159,11 +159,11 @@ class OneRun:
     def p_value(self, promise: Promise) -> float:
         """Return the p-value of Steinke, Nasr and Jagielski for (epsilon, delta).
 
-        For a Gaussian guarantee, it is the smallest alpha at which its whole curve is refuted.
+        For a known curve, it is the smallest alpha at which the whole curve is refuted.
         """
         if promise.empty or not self.guesses:
             return 1.0
-        if promise.mu is None:
+        if promise.curve is None:
             return one_run.p_value(
                 self.canaries, self.guesses, self.right, promise.epsilon, promise.delta
             )

@@ -21,8 +21,8 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
 from leakaudit.tasks.shared import SharedData
-from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.calibration import required_factor
 from leakaudit.views.accounting.compare import (
     DELTA,
     AssumedSensitivity,
@@ -32,10 +32,10 @@ from leakaudit.views.accounting.compare import (
 )
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
-# Relative error up to which the requested mu counts as reached: far above the rounding error of a
+# Relative error up to which the required noise counts as reached: far above the rounding error of a
 # view bound, far below the effect of another noise that the constant does not scale. A choice.
 REACHED = 1e-6
-# Most corrections of a noise: each brings mu closer by the share of the noise that the constant
+# Most corrections of a noise: each brings it closer by the share of the noise that the constant
 # does not scale (the masks of secure aggregation, for example). A choice.
 CORRECTIONS = 30
 
@@ -120,8 +120,7 @@ def levels(
         points.append((None, {}, base))
     for epsilon in sorted(plan.epsilon):  # if time runs out, those that matter have been examined
         constants = _constants(plan, epsilon, base, nodes)
-        kept = {k: v for k, v in bare.set.items() if k != plan.constant}
-        scenario = replace(bare, set={**kept, **constants})
+        scenario = replace(bare, set={**_kept(plan, base, constants), **constants})
         points.append((epsilon, constants, where.plan(scenario, shared)))
     protocols = [point.declared for _, _, point in points]
     # The whole grid uses the delta and the sensitivity of the first point that has a claim.
@@ -157,12 +156,14 @@ def _calibrated(
     bare = scenario.without_epsilon()
     bare = replace(bare, set={**bare.set, wanted.constant: 1.0})
     base = where.plan(bare, shared)
+    known = registry.parameters(type(base.victim))
+    sensitivity = None if "sensitivity" in known else wanted.sensitivity
     plan = AuditPlan(
         bare,
         epsilon=(wanted.epsilon,),
         constant=wanted.constant,
         delta=wanted.delta,
-        sensitivity=wanted.sensitivity,
+        sensitivity=sensitivity,
         smoothness=wanted.smoothness,
         adversaries=("eavesdropper", *(f"node:{i}" for i in range(base.graph.nodes))),
         table="scenario",
@@ -223,6 +224,14 @@ def _constants(
     plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
 ) -> dict[str, Setting]:
     known = registry.parameters(type(base.victim))
+    if epsilon == math.inf and base.victim.noiseless:
+        return dict(base.victim.noiseless)
+    if plan.noise == "claim" and "epsilon" in known and epsilon < math.inf:
+        # The victim itself computes its noise from an epsilon and a number of rounds.
+        constants: dict[str, Setting] = {"epsilon": epsilon}
+        if "horizon" in known:
+            constants["horizon"] = plan.scenario.rounds
+        return constants
     if plan.constant not in known:
         raise LeakauditError(
             f"audit: constant: {plan.scenario.victim} has no parameter {plan.constant!r}; "
@@ -232,13 +241,23 @@ def _constants(
         return {plan.constant: 0.0}
     if plan.noise != "claim":
         return {plan.constant: _exact(plan, epsilon, base, nodes)}
-    if "epsilon" not in known:
-        return {plan.constant: _claimed(plan, epsilon, base)}
-    # The victim itself computes its noise from an epsilon and a number of rounds.
-    constants: dict[str, Setting] = {"epsilon": epsilon}
-    if "horizon" in known:
-        constants["horizon"] = plan.scenario.rounds
-    return constants
+    return {plan.constant: _claimed(plan, epsilon, base)}
+
+
+def _kept(
+    plan: AuditPlan, base: recording.Plan, constants: Mapping[str, Setting]
+) -> dict[str, Setting]:
+    """Return the constants of the scenario that stay.
+
+    One that sets the noise in place of an epsilon, and is therefore 0 by default, does not.
+    """
+    known = registry.parameters(type(base.victim))
+    instead = plan.constant in known and not known[plan.constant].default
+    kept = {}
+    for name, value in plan.scenario.without_epsilon().set.items():
+        if name not in constants and not (instead and name == plan.constant):
+            kept[name] = value
+    return kept
 
 
 def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
@@ -250,32 +269,37 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
     """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
-    Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
-    it, and another one at that noise confirms it; if it scales most noise, more corrections follow.
+    If the constant scales all noise, the factor that one view requires yields it, and another one
+    at that noise confirms it; if it scales most noise, more corrections follow.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
-    wanted = gaussian.least_mu(epsilon, delta)
 
-    def worst(noise: float) -> float:
+    def required(noise: float) -> float:
+        """Return the largest factor on the noise that a view requires."""
         made = _with(plan, base, noise)
-        mus = []
+        factors = []
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
-                mu = one.mu if one.mu is not None else one.node_mu
-                if mu is None or mu == math.inf:
+                factor = required_factor(one, epsilon, delta)
+                if factor is None or factor == math.inf:
                     why = _unset(one, plan.constant)
                     raise LeakauditError(
                         f"the exact view sets no noise: {adversary} and node {one.node}: {why}"
                     )
-                mus.append(mu)
-        return max(mus)
+                factors.append(factor)
+        return max(factors)
 
     noise = first
     for _ in range(CORRECTIONS):
-        ratio = worst(noise) / wanted
+        ratio = required(noise)
         if abs(ratio - 1) <= REACHED or not ratio:
+            if _assumed(plan, _with(plan, base, noise))[1].value != moved.value:
+                raise LeakauditError(
+                    f"audit: the claimed sensitivity follows {plan.constant}; set sensitivity, the "
+                    "largest change of a gradient, to keep it"
+                )
             return noise if ratio else 0.0
         noise *= ratio
     raise LeakauditError(
@@ -288,6 +312,8 @@ def _unset(one: ViewBound, constant: str) -> str:
         return one.refused
     if one.leaking:
         return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
+    if one.releases or one.node_releases:
+        return f"no {constant} gives this epsilon"
     return (
         "hidden noise influences the models, "
         "so there is no epsilon per record or per node without a smoothness; set smoothness"

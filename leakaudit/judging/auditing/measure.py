@@ -24,15 +24,13 @@ from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.reporting.results import audit_names
 from leakaudit.reporting.results.audit_names import as_near_as, identified_among
 from leakaudit.reporting.results.model import encoded
-from leakaudit.theory.bounds.gaussian import epsilon
 from leakaudit.theory.bounds.reconstruction import kappa_identification
 from leakaudit.views.accounting.compare import Comparison
 
 # Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
 # the rounding of gradients in float64.
 SLACK = 1e-6
-# `ViewBound.mu` always refers to one record; `ViewBound.node_mu`, for a whole node, is not tested.
-EXACT_VIEW = "the view bound of one record"
+# `ViewBound.guarantee` always refers to one record; that of a whole node is not tested.
 
 # Kinds of replays, as the progress display names them.
 RERO = "replays"
@@ -62,9 +60,9 @@ class ViewMeasurements:
 def promises(entry: Comparison, delta: float) -> list[Promise]:
     """Return the guarantees for one record in one view."""
     found = []
-    mu = entry.bound.mu
-    if mu is not None and mu < math.inf:
-        found.append(Promise(EXACT_VIEW, epsilon(delta, mu), delta, mu))
+    curve = entry.bound.guarantee
+    if curve is not None and entry.bound.mu != math.inf:
+        found.append(Promise(audit_names.OF_VIEW, curve.epsilon(delta), delta, curve))
     claim = entry.claim
     if claim is not None and claim.epsilon is not None and claim.delta is not None:
         found.append(Promise(claim.source, claim.epsilon, claim.delta))

@@ -17,15 +17,19 @@ class Promise:
     name: str
     epsilon: float
     delta: float  # delta of (epsilon, delta) privacy
-    # parameter of Gaussian differential privacy, if the noise is Gaussian; the whole curve is then
-    # known. None if only (epsilon, delta) is known.
-    mu: float | None = None
+    # the whole curve, if it is known; otherwise only (epsilon, delta) is
+    curve: Guarantee | None = None
+
+    @property
+    def mu(self) -> float | None:
+        """Parameter of Gaussian differential privacy, if the curve is that of Gaussian noise."""
+        return self.curve.mu if isinstance(self.curve, Gdp) else None
 
     @property
     def guarantee(self) -> Guarantee:
         """The curve, for replaced records."""
-        if self.mu is not None:
-            return Gdp(self.mu, Adjacency.REPLACE)
+        if self.curve is not None:
+            return self.curve
         return approximate(self.epsilon, self.delta, Adjacency.REPLACE)
 
     @property

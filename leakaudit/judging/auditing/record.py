@@ -108,7 +108,10 @@ def _point(level: Level) -> AuditPoint:
 def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
     promise = None
     if test.promise is not None:
-        promise = PromiseEntry(**dict(vars(test.promise), epsilon=encoded(test.promise.epsilon)))
+        one = test.promise
+        promise = PromiseEntry(
+            name=one.name, epsilon=encoded(one.epsilon), delta=one.delta, mu=one.mu
+        )
     return VerdictEntry(
         epsilon=encoded(grid[test.level].epsilon),
         adversary=str(test.adversary),

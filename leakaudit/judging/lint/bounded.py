@@ -13,7 +13,6 @@ from leakaudit._util.bisection import crossing
 from leakaudit._util.plain import Figures
 from leakaudit.core.claim import Claim
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.noises import normal_std
 from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import MORE, Pitfall
@@ -25,11 +24,9 @@ WIDEST = 30.0  # half-width u beyond which exp(-u^2) is 0 in double precision
 
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield a finding if the truncated noise of one release has a larger delta than claimed."""
-    moved = case.number("sensitivity")
-    if moved <= 0:
-        return
     for claim in case.claims:
-        if claim.rounds != 1 or not claim.delta or claim.std is None:
+        moved = claim.calibrated_to or case.number("sensitivity")
+        if claim.rounds != 1 or not claim.delta or claim.std is None or moved <= 0:
             continue
         noise = _noise(case.laws, claim, moved)
         if noise is not None:
@@ -75,10 +72,12 @@ def _noise(laws: frozenset[str], claim: Claim, moved: float) -> Additive | None:
     if "truncated_gaussian" not in laws or not claim.epsilon or claim.std is None:
         return None
     scale = moved / math.sqrt(claim.epsilon)  # DP-dKM, Theorem 6
-    untruncated = scale / math.sqrt(2)
-    if not 0 < claim.std < untruncated * (1 + ROUNDING):
+    if not 0 < claim.std < scale / math.sqrt(2) * (1 + ROUNDING):
         return None
-    # The standard deviation grows with the half-width u of the interval.
+    # The standard deviation grows with the half-width of the interval.
     std = claim.std
-    half_width = crossing(lambda u: normal_std(scale, u) >= std, NARROWEST, WIDEST, side="above")
-    return Additive(2, scale, scale * half_width)
+
+    def enough(width: float) -> bool:
+        return Additive(2, scale, width).std >= std
+
+    return Additive(2, scale, crossing(enough, NARROWEST * scale, WIDEST * scale, side="above"))

@@ -70,7 +70,7 @@ def looks(audit: AuditPart) -> dict[str, plots.LineLook]:
     for one in audit.verdicts:
         if one.promise:
             limit = plots.LIMIT_BY_CLAIM
-            if one.promise.mu is not None:
+            if one.promise.of_view:
                 limit = plots.LIMIT_BY_VIEW
             known[one.promise.name] = limit
     attacks = dict.fromkeys(curve.attack for curve in audit.curves)

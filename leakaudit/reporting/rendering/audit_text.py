@@ -170,9 +170,9 @@ def _promised(one: VerdictEntry) -> str:
         if one.test == VIEW:
             return "claim"
         return "all"
-    source = "view bound"
-    if promise.mu is None:
-        source = "claim"
+    source = "claim"
+    if promise.of_view:
+        source = "view bound"
     return f"{source}, {grid_epsilon(promise.epsilon)}"
 
 

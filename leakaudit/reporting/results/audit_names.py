@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# A guarantee under test; every other one has the name of a claim.
+OF_VIEW = "the view bound of one record"
+
 # Tests that have the same name in every audit.
 VIEW = "exact view against the claim"
 SENSITIVITY = "sensitivity"

@@ -34,6 +34,7 @@ from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Place, Quantity, add_columns, shown
 from leakaudit.core.verdict import Verdict
+from leakaudit.reporting.results.audit_names import OF_VIEW
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -524,6 +525,11 @@ class PromiseEntry(_Entry, frozen=True, kw_only=True):
     epsilon: Extended
     delta: Number
     mu: Number | None
+
+    @property
+    def of_view(self) -> bool:
+        """Whether it is a bound on the view, and not a claim."""
+        return self.mu is not None or self.name == OF_VIEW
 
 
 class VerdictEntry(_Entry, frozen=True, kw_only=True):

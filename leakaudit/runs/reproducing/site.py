@@ -57,8 +57,7 @@ class Entry:
     def why(self) -> str:
         """The verdict's reason, without its word."""
         if self.outcome is not None:
-            said = self.outcome.sentence.removeprefix(self.outcome.word).strip()
-            return said.removeprefix("(").removesuffix(")")
+            return self.outcome.why
         return self.item.missing if self.item.state == "not determined" else ""
 
     @property
@@ -73,7 +72,7 @@ class Entry:
         item = self.item
         last: Json = None
         if self.outcome is not None:
-            kept = ("word", "sentence", "scale", "seeds", "complete", "seconds")
+            kept = ("word", "why", "scale", "seeds", "complete", "seconds")
             last = {name: getattr(self.outcome, name) for name in kept}
         return {
             "item": item.full_name,
@@ -149,7 +148,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                     "level": WORDS[one.word],
                 }
             )
-        groups.append({"name": paper, "counts": counts, "items": rows})
+        groups.append({"name": paper, "counts": counts, "entries": rows})
     meant = {str(word): sentence for word, sentence in MEANT.items() if word in shown}
     meant |= {v.words: v.value for v in VERDICT_ORDER if v.words in shown}
     return {

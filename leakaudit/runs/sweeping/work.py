@@ -168,15 +168,14 @@ class Job:
                 trusted=self.trusted,
                 shared=SHARED,
             )
-            found = made.calibrated
-            return _ReadyCell(made, {} if found is None else {found.constant: found.value}, None)
+            return _ReadyCell(made, _calibrated(made), None)
         # They load scipy, which few sweeps need.
         from leakaudit.judging.auditing.levels import RunEnvironment, levels
 
         noises = plan.noises(cell.scenario, cell.epsilon)
         where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
         (level,) = levels(noises, where)
-        return _ReadyCell(level.ready, level.constants, level)
+        return _ReadyCell(level.ready, {**_calibrated(level.ready), **level.constants}, level)
 
 
 @dataclass(frozen=True)
@@ -186,6 +185,12 @@ class _ReadyCell:
     plan: recording.Plan
     constants: Mapping[str, Setting]  # constants of the victim that set the epsilon
     level: Level | None  # with the view bounds; None if none were needed
+
+
+def _calibrated(plan: recording.Plan) -> dict[str, Setting]:
+    """Return the constant that was found for an epsilon of the scenario, if any."""
+    found = plan.calibrated
+    return {} if found is None else {found.constant: found.value}
 
 
 def _curves(truth: Truth) -> dict[str, tuple[Extended, ...]]:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from leakaudit._util.bisection import crossing
 from leakaudit.core.errors import LeakauditError
-from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import Approximate, approximate
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Adjacency, at_least_zero
@@ -23,6 +23,7 @@ from leakaudit.theory.bounds.guarantee import Adjacency, at_least_zero
 # Width / scale: beyond it, e^-w is below 1e-304, and the truncated moments equal those of Laplace
 # noise.
 WIDE = 700.0
+FLATTEST = 1e3  # scale / std of truncated noise: beyond it, rounding hides that it is not uniform
 
 
 def sensitivity(clip: float, adjacency: Adjacency, batch: int = 1) -> float:
@@ -102,11 +103,47 @@ class Additive:
                 f"expected power 1 or 2, a finite scale above 0 and a width above 0, got {self}"
             )
 
+    @classmethod
+    def of_std(cls, power: Literal[1, 2], std: float, width: float = math.inf) -> Additive:
+        """Return the noise that has this standard deviation, which grows with the scale.
+
+        Args:
+            power: 1 or 2, as above.
+            std: Standard deviation of a coordinate, above 0.
+            width: Above std sqrt(3), that of uniform noise; inf if it is not truncated.
+        """
+        if width == math.inf:
+            return cls(power, std * power / math.sqrt(2))
+
+        def enough(scale: float) -> bool:
+            return cls(power, scale, width).std >= std
+
+        if not (std > 0 and enough(std * FLATTEST)):
+            raise LeakauditError(
+                f"expected a standard deviation above 0 and below {width / math.sqrt(3):g}, that "
+                f"of uniform noise, for noise that is truncated at {width:g}, got {std:g}"
+            )
+        return cls(power, crossing(enough, std / 2, std * FLATTEST, side="above"), width)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of a coordinate; without truncation scale sqrt(2) / power."""
+        u = self.width / self.scale
+        if u > WIDE:
+            return self.scale * math.sqrt(2) / self.power
+        if self.power == 1:
+            variance = 2 - (u * u + 2 * u) / math.expm1(u)
+        else:
+            variance = 0.5 - u * math.exp(-u * u) / (math.sqrt(math.pi) * math.erf(u))
+        return self.scale * math.sqrt(max(0.0, variance))
+
     def below(self, z: float) -> float:
         """Return the distribution function F(z), precise in the left tail."""
         if z > 0:
             return 1 - self.below(-z)
-        u = max(z, -self.width) / self.scale
+        if z <= -self.width:
+            return 0.0
+        u = z / self.scale
         w = self.width / self.scale
         if self.power == 1:
             return math.exp(u) * math.expm1(-u - w) / (2 * math.expm1(-w))
@@ -124,8 +161,10 @@ class Additive:
         if shift == math.inf or start >= self.width:
             return 1.0
         threshold = max(start, self._crossing(epsilon, shift))
-        missed = self.below(threshold - shift)
         likely = 0.0
+        missed = 0.0
+        if threshold > start:  # at the start, it is exactly 0, which rounding would hide
+            missed = self.below(threshold - shift)
         if missed:
             likely = math.exp(epsilon + math.log(missed))  # e^eps F(t - shift), without overflow
         return max(0.0, self.below(threshold) - likely)
@@ -146,35 +185,6 @@ class Additive:
     def release(self, epsilon: float, shift: float, adjacency: Adjacency) -> Approximate:
         """Return the exact (epsilon, delta) of one coordinate that changes by at most `shift`."""
         return approximate(epsilon, self.delta(epsilon, shift), adjacency)
-
-    def vector(
-        self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency
-    ) -> Approximate:
-        """Return (epsilon, delta) for a vector: our own derivation, not from the papers.
-
-        power 1: max(epsilon, l1 / scale), and the mass outside the common support, which is convex
-        in a shift up to the width and therefore largest if one coordinate has the whole shift: F(l1
-        - width). power 2: the delta of normal noise divided by the probability (erf(width /
-        scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width. An unknown
-        sensitivity is inf, since l2 <= l1 <= sqrt(dimensions) l2.
-        """
-        at_least_zero("epsilon", epsilon)
-        if dimensions < 1:
-            raise LeakauditError(f"expected at least one dimension, got {dimensions}")
-        at_least_zero("l1", l1)
-        at_least_zero("l2", l2)
-        least_l1 = min(l1, math.sqrt(dimensions) * l2)
-        least_l2 = min(l1, l2)
-        outside = 0.0
-        if self.width < math.inf:
-            outside = self.below(least_l1 - self.width) if least_l1 <= self.width else 1.0
-        if self.power == 1:
-            return approximate(max(epsilon, least_l1 / self.scale), min(1.0, outside), adjacency)
-        inside = math.erf(self.width / self.scale) ** dimensions
-        if not inside:
-            return approximate(epsilon, 1.0, adjacency)
-        normal = gaussian.delta(epsilon, math.sqrt(2) * least_l2 / self.scale)
-        return approximate(epsilon, min(1.0, normal / inside + outside), adjacency)
 
     def _crossing(self, epsilon: float, shift: float) -> float:
         """Return the largest z at which the density is at least e^epsilon times the shifted one."""

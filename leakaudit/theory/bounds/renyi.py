@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit, logsumexp
 
 from leakaudit.core.errors import LeakauditError
@@ -51,7 +54,11 @@ class Rdp(Guarantee):
     def delta(self, epsilon: float) -> float:
         """The conversion of Canonne, Kamath, Steinke 2020, Proposition 12, at the best order."""
         at_least_zero("epsilon", epsilon)
-        return min(delta(epsilon, a, r) for a, r in zip(self.orders, self.values, strict=True))
+        if epsilon == math.inf:
+            return 0.0 if min(self.values) < math.inf else 1.0
+        a, r = self._arrays  # the formula of `delta`, at all orders together
+        logarithms = (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a)
+        return math.exp(min(float(logarithms.min()), 0.0))
 
     def epsilon(self, delta: float) -> float:
         """Inverse of `delta`; inf at delta = 0 unless an order has divergence 0."""
@@ -61,9 +68,12 @@ class Rdp(Guarantee):
 
     def power(self, false_positives: float) -> float:
         """The smaller of the curve's bound and `hoelder` at the best order."""
-        best = min(
-            hoelder(false_positives, a, r) for a, r in zip(self.orders, self.values, strict=True)
-        )
+        if probability("the false positive rate", false_positives) == 0:
+            best = hoelder(0.0, self.orders[0], min(self.values))
+        else:
+            a, r = self._arrays  # the formula of `hoelder`
+            logarithms = (1 - 1 / a) * (r + math.log(false_positives))
+            best = math.exp(min(float(logarithms.min()), 0.0))
         return min(greatest_power(self.delta, false_positives), best)
 
     def plus(self, other: Rdp) -> Rdp:
@@ -74,6 +84,11 @@ class Rdp(Guarantee):
             )
         total = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
         return Rdp(total, self.adjacency, self.orders)
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The orders (n,) and their values (n,)."""
+        return np.array(self.orders), np.array(self.values)
 
 
 def delta(epsilon: float, order: float, value: float) -> float:

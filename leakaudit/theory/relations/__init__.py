@@ -40,6 +40,7 @@ from leakaudit.theory.relations.record import (
 )
 from leakaudit.theory.relations.repeat import extend, steady
 from leakaudit.theory.relations.semidefinite import supremum
+from leakaudit.theory.relations.shifts import Shifts, shifts
 
 __all__ = [
     "Bound",
@@ -51,6 +52,7 @@ __all__ = [
     "Relation",
     "Relations",
     "Residuals",
+    "Shifts",
     "Turns",
     "Vector",
     "account",
@@ -69,6 +71,7 @@ __all__ = [
     "recorded",
     "residuals",
     "secretless",
+    "shifts",
     "steady",
     "supremum",
     "with_models",

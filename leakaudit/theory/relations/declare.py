@@ -44,6 +44,7 @@ _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 # recorded.
 Limits: TypeAlias = tuple[int, int, frozenset[int]]
 _MOST: ContextVar[Limits | None] = ContextVar("most", default=None)
+_TIMES: ContextVar[int] = ContextVar("times", default=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,19 @@ def at_most(most: Limits | None) -> Iterator[None]:
         _MOST.reset(token)
 
 
+@contextmanager
+def gradients_times(count: int) -> Iterator[None]:
+    """Inside, a protocol's gradients are so many times those of the mean over a node's records.
+
+    A protocol whose f_i are sums over `count` records is declared by the equations of its paper.
+    """
+    token = _TIMES.set(count)
+    try:
+        yield
+    finally:
+        _TIMES.reset(token)
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -130,6 +144,9 @@ class Relations:
         self.before: dict[int, int] = {}  # gradient -> number of relations declared before it
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
+        # state -> the vector of which it is a firmly nonexpansive function, and the step times the
+        # gradient by which that function differs between data sets, if it does (`firm`)
+        self.firmly: dict[int, tuple[Expression, Expression | None]] = {}
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
         # opaque vector that is a change by local steps -> the model before them, and the steps
         self.changes: dict[int, tuple[Expression, Training]] = {}
@@ -150,6 +167,7 @@ class Relations:
         self._made = self._idle = 0  # vectors of all rounds, and of those without messages
         self._terms = 0
         self._outline = _OUTLINE.get()
+        self._times = _TIMES.get()
         self._most = _MOST.get()
         if self._most is not None and self._outline:
             vectors, idle, busy = self._most
@@ -185,24 +203,37 @@ class Relations:
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
     ) -> Expression:
-        """Return an unknown gradient of the owner's loss, evaluated at a model."""
+        """Return an unknown gradient of the owner's loss, evaluated at a model.
+
+        The vector is the gradient of the mean over the owner's records; what is returned is so many
+        times this vector as `gradients_times` says.
+        """
         self._same(at)
         self._count(at)
         self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = at
         self.before[g.vector] = len(self.relations)
-        return g
+        return g * self._times
 
     def noise(
-        self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian"
+        self,
+        name: str,
+        std: float,
+        owner: int,
+        index: int | None = None,
+        *,
+        law: Law = "gaussian",
+        width: float = math.inf,
     ) -> Expression:
         """Return fresh noise; use the vector twice if one draw is used twice.
 
         Args:
             std: Standard deviation per coordinate.
             law: Its distribution, with mean 0. Estimates require only the std; `account` accepts
-                Gaussian noise and rejects the others.
+                Gaussian noise and rejects the others, which `shifts` covers.
+            width: Of a truncated law, the largest absolute value of a coordinate; inf if it is
+                unknown.
         """
         what = f"noise {name!r} of node {owner}"
         if not 0 < std < math.inf:
@@ -211,7 +242,11 @@ class Relations:
             )
         if law not in LAWS:
             raise LeakauditError(f"{what}: expected a law out of {', '.join(LAWS)}, got {law!r}")
-        return self._new("noise", name, owner, index, std=float(std), law=law)
+        if not width > 0 or (width < math.inf and not law.startswith("truncated")):
+            raise LeakauditError(
+                f"{what}: expected a width above 0, and only of a truncated law, got {width!r}"
+            )
+        return self._new("noise", name, owner, index, std=float(std), law=law, width=width)
 
     def public(self, name: str, index: int | None = None) -> Expression:
         """Return a vector, or a constant of the protocol, that is known to everybody."""
@@ -386,6 +421,25 @@ class Relations:
         if hides:
             self.hides[out.vector] = hides
 
+    def firm(self, out: Expression, of: Expression, by: Expression | None = None) -> None:
+        """Declare that a state is a firmly nonexpansive function of a vector.
+
+        Such is prox_{gR} for a convex R (Moreau 1965): |F(a) - F(b)|^2 <= <F(a) - F(b), a - b>.
+        This bounds how far the state moves with its input, and adds nothing to what is determined.
+
+        Args:
+            out: A state.
+            of: The vector a.
+            by: If F is the prox of the owner's own convex loss, its step times the gradient at the
+                result: of - out = by. None if F does not depend on data.
+        """
+        if self._outline:
+            return
+        if self.vectors[out.vector].kind != "state":
+            raise LeakauditError(f"firm({out}): expected a state")
+        self._same(of)
+        self.firmly[out.vector] = (of, by)
+
     def omit(self, left: Expression, message: Expression) -> None:
         """Declare that a message holds some coordinates of a vector, and a state the omitted ones.
 
@@ -519,6 +573,7 @@ class Relations:
         dst: tuple[int, ...] | None = None,
         secure: bool = False,
         law: Law = "gaussian",
+        width: float = math.inf,
     ) -> Expression:
         if owner is not None:
             owner = self._node(owner)
@@ -526,7 +581,7 @@ class Relations:
         self._fits(self.round)
         if self._outline:
             return self._any
-        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
+        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law, width)
         if self.place(vector) is not None:
             raise LeakauditError(
                 f"{vector.label} is declared twice; reuse the first, or give the second another "
@@ -618,4 +673,5 @@ def later(vector: Vector, by: int) -> Vector:
     if not (vector.round and by):
         return vector
     v = vector  # written out, because `replace` takes three times as long
-    return Vector(v.kind, v.name, v.owner, v.round + by, v.index, v.std, v.dst, v.secure, v.law)
+    moved = (v.kind, v.name, v.owner, v.round + by)
+    return Vector(*moved, v.index, v.std, v.dst, v.secure, v.law, v.width)

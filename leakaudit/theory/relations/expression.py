@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class Vector:
     dst: tuple[int, ...] | None = None  # the receivers of a message, None for everybody
     secure: bool = False  # whether an outsider cannot read a message
     law: Law = "gaussian"  # distribution of noise
+    width: float = math.inf  # largest absolute value of a coordinate of truncated noise
 
     @property
     def label(self) -> str:

@@ -50,6 +50,10 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
                 shape.add((declared.vectors[k].name, shifted(at, -r.round, declared.vectors)))
                 used += at
             for out in used:
+                if out in declared.firmly:
+                    of = declared.firmly[out][0].terms
+                    inputs = shifted(of, -r.round, declared.vectors)
+                    shape.add((declared.vectors[out].name, "firm", inputs))
                 for part in declared.opaques.get(out, ()):
                     inputs = shifted(part.terms, -r.round, declared.vectors)
                     shape.add((declared.vectors[out].name, "of", inputs))
@@ -61,10 +65,9 @@ def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -
     found = []
     for k, c in terms.items():
         v = vectors[k]
+        noise = (v.std, v.law, v.width)
         factor = c.as_integer_ratio()
-        found.append(
-            (_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, v.std, v.law, factor)
-        )
+        found.append((_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, *noise, factor))
     return frozenset(found)
 
 
@@ -148,6 +151,11 @@ class _Places(dict[int, int]):
                 self.to.before[place] = before
             if k in declared.shares:
                 self.to.shares[place] = declared.shares[k]
+            if k in declared.firmly and place not in self.to.firmly:
+                of, step = declared.firmly[k]
+                if step is not None:
+                    step = self.moved(step.terms)
+                self.to.firmly[place] = (self.moved(of.terms), step)
             is_new = place not in self.to.opaques and self.to.vectors[place].round >= self.first
             if k in declared.opaques and is_new:
                 parts = declared.opaques[k]

@@ -29,6 +29,11 @@ SMOOTH: Ground = (
     "record",
     "gradients are {smoothness:g}-Lipschitz (assumed with --smoothness, not checked)",
 )
+CONVEX: Ground = (
+    "record",
+    "for convex losses, one changed record moves each proximal step, and with it each release, by "
+    "a bounded distance",
+)
 REACTING: Ground = (
     "node",
     "no epsilon per record, because a changed record changes the models, and thereby later "
@@ -53,6 +58,8 @@ class Basis:
     not_smooth: str = ""  # why a specified smoothness did not help
     # why the adversary's own view has no bound, if that of a stronger one replaces it
     own_view: str = ""
+    # whether releases are composed one by one, by the law of their noise
+    by_release: bool = False
 
     @property
     def unit(self) -> str:
@@ -69,6 +76,8 @@ class Basis:
             text += f"; upper bound, computed for one who {self.stronger}"
         if self.not_smooth:
             text += f" (with the smoothness: {self.not_smooth})"
+        if self.by_release:
+            text += "; composed release by release"
         if self.own_view:
             text += f" ({self.own_view})"
         return text

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
+from leakaudit._util.bisection import crossing, geometric
 from leakaudit._util.once import once
 from leakaudit._util.plain import encoded
 from leakaudit.core.trace import Graph, Json
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.releases import Release, composed
 from leakaudit.theory.relations import Relations, Turns
 from leakaudit.views.accounting.adversaries import Threat
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 # mu is inversely proportional to the scale of all Gaussian noise, so one view bound yields all
-# others. This is confirmed once for each protocol, by recomputing a bound with scaled noise.
+# others; releases of other noise are composed again with scaled noise. This is confirmed once for
+# each protocol, by recomputing a bound with scaled noise.
 
 # Largest relative difference between the requested mu and the mu recomputed at the recommended
 # noise: a choice, far above the rounding error of a view bound, far below the effect of another
 # noise that is not scaled.
 CLOSE = 1e-6
+FARTHEST = 1e9  # largest factor of noise that is tried for releases without a mu, and its inverse
 EQUAL = 1e-9  # largest relative difference of standard deviations that differ only by rounding
 
 
@@ -48,7 +53,8 @@ class _ScaledNoise:
         declared = self.victim.relations(graph, rounds, public)
         for k, vector in enumerate(declared.vectors):
             if vector.kind == "noise":
-                declared.vectors[k] = replace(vector, std=vector.std * self.factor)
+                std, width = vector.std * self.factor, vector.width * self.factor
+                declared.vectors[k] = replace(vector, std=std, width=width)
         return declared
 
 
@@ -64,15 +70,18 @@ class Calibration:
     # name -> lowest and highest standard deviation of the node's own noise (of all noise, if it
     # adds none) after scaling
     noise: Mapping[str, tuple[float, float]]
-    mu: float
-    # mu at that noise, confirmed by recomputing it for the first view of a protocol
+    # the mu that the epsilon allows; None if the noise has no mu
+    mu: float | None
+    # mu at that noise, confirmed by recomputing it for the first view of a protocol; epsilon if the
+    # noise has no mu
     reached: float | None
     leaking: tuple[str, ...] = ()  # combinations that none of these noises hides
 
     @property
     def holds(self) -> bool:
-        """Whether the recomputed mu is at most the requested one."""
-        return self.reached is not None and self.reached <= self.mu * (1 + CLOSE)
+        """Whether the recomputed mu, or epsilon, is at most the requested one."""
+        allowed = self.epsilon if self.mu is None else self.mu
+        return self.reached is not None and self.reached <= allowed * (1 + CLOSE)
 
     @property
     def words(self) -> str:
@@ -116,6 +125,8 @@ def calibrate(
     smoothness: float | None,
 ) -> Calibration | None:
     """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu."""
+    if found.releases:
+        return _by_release(protocol, threat, found, epsilon, delta, smoothness)
     if found.mu is None:
         return None
     wanted = _mu(epsilon, delta)
@@ -137,6 +148,78 @@ def calibrate(
     return Calibration(epsilon, delta, factor, noise, wanted, reached)
 
 
+def _by_release(
+    protocol: Protocol,
+    threat: Threat,
+    found: ViewBound,
+    epsilon: float,
+    delta: float,
+    smoothness: float | None,
+) -> Calibration:
+    factor = _least_factor(found.releases, epsilon, delta)
+    if factor == math.inf:
+        return Calibration(epsilon, delta, factor, {}, None, None)
+    noise = _noise(protocol.start, threat.node, factor)
+    reached: float | None = _scaled(found.releases, factor).epsilon(delta)
+    if factor and not _confirmed(protocol):
+        again = _recomputed(protocol, threat, found, factor, delta, smoothness).guarantee
+        confirmed = again is not None and math.isclose(
+            again.epsilon(delta), reached or 0.0, rel_tol=CLOSE, abs_tol=CLOSE
+        )
+        if confirmed:
+            _confirmed(protocol).append(factor)
+        else:
+            reached = None
+    return Calibration(epsilon, delta, factor, noise, None, reached)
+
+
+def required_factor(found: ViewBound, epsilon: float, delta: float) -> float | None:
+    """Return the factor on all noise at which a record, or else the node, has an epsilon.
+
+    It is inf if none suffices, and None if there is no bound.
+    """
+    mu = found.mu if found.mu is not None else found.node_mu
+    releases = found.releases or found.node_releases
+    if found.mu is None and releases:
+        return _least_factor(releases, epsilon, delta)
+    if mu is None:
+        return None
+    return mu / gaussian.least_mu(epsilon, delta)
+
+
+def _least_factor(releases: Sequence[Release], epsilon: float, delta: float) -> float:
+    """Return the least factor on all noise at which releases are (epsilon, delta)-DP, rounded up.
+
+    It is 0 if none is needed, and inf if none up to `FARTHEST` suffices.
+    """
+
+    def enough(factor: float) -> bool:
+        return _scaled(releases, factor).delta(epsilon) <= delta
+
+    if not enough(FARTHEST):
+        return math.inf
+    if enough(1 / FARTHEST):
+        return 0.0
+    high = 1.0
+    while not enough(high):
+        high *= 4
+    low = high / 4
+    while low > 1 / FARTHEST and enough(low):
+        high = low
+        low = high / 4
+    return crossing(enough, low, high, side="above", middle=geometric, tolerance=EQUAL)
+
+
+def _scaled(releases: Sequence[Release], factor: float) -> Guarantee:
+    """Return the guarantee of releases if all noise is multiplied by a factor."""
+    made = []
+    for one in releases:
+        noise = one.noise
+        noise = replace(noise, scale=noise.scale * factor, width=noise.width * factor)
+        made.append(replace(one, noise=noise))
+    return composed(tuple(made), Adjacency.REPLACE)
+
+
 def _reached(
     protocol: Protocol,
     threat: Threat,
@@ -145,6 +228,18 @@ def _reached(
     delta: float,
     smoothness: float | None,
 ) -> float | None:
+    return _recomputed(protocol, threat, found, factor, delta, smoothness).mu
+
+
+def _recomputed(
+    protocol: Protocol,
+    threat: Threat,
+    found: ViewBound,
+    factor: float,
+    delta: float,
+    smoothness: float | None,
+) -> ViewBound:
+    """Return the bound of a view with all noise multiplied by a factor."""
     scaled = replace(protocol, victim=cast(Victim, _ScaledNoise(protocol.victim, factor)))
     (again,) = view_bounds(
         scaled,
@@ -154,7 +249,7 @@ def _reached(
         delta or found.delta,
         smoothness,
     )
-    return again.mu
+    return again
 
 
 def _mu(epsilon: float, delta: float) -> float:

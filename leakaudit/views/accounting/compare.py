@@ -208,7 +208,8 @@ def assumed_sensitivity(
 
     if asked is not None:
         return AssumedSensitivity(asked, f"as specified{allowed(asked)}", True, asked=True)
-    for claim in claims:
+    # What a theorem assumes of the data holds or not, whatever noise is added.
+    for claim in (*claims, *protocol.claims):
         if claim.sensitivity:
             origin = f"as the claim assumes{allowed(claim.sensitivity)}"
             return AssumedSensitivity(claim.sensitivity, origin, True)
@@ -384,10 +385,13 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
         return replace(comparison, verdict=Verdict.UNSUPPORTED, why=why)
     limit = claim.epsilon * (1 + ROUNDING)
     shown = comparison
-    if bound.reached is not None:
+    if bound.least is not None:
+        shown = replace(shown, least=bound.least.epsilon(claim.delta))
+    elif bound.reached is not None:
         shown = replace(shown, least=gaussian.epsilon(claim.delta, bound.reached))
-    if bound.mu is not None:
-        upper = gaussian.epsilon(claim.delta, bound.mu)
+    guarantee = bound.guarantee
+    if guarantee is not None:
+        upper = guarantee.epsilon(claim.delta)
         shown = replace(shown, exact=upper, ratio=_ratio(upper, claim.epsilon))
         if upper <= limit:
             why = f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}"

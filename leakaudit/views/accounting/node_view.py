@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import TypeAlias
 
 from leakaudit._util.once import once
 from leakaudit.core.adversary import Adversary
@@ -18,12 +19,14 @@ from leakaudit.theory.relations import (
     Bound,
     Expression,
     Knowledge,
+    Shifts,
     Turns,
     account,
     alone,
     know,
     recursion,
     shared,
+    shifts,
     with_models,
 )
 from leakaudit.theory.relations.account import lowest_level
@@ -274,12 +277,66 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     return known[node]
 
 
+def _all_of_node(protocol: Protocol, node: int) -> Knowledge | None:
+    """Return what one knows who observes all messages of a node, maybe only in the first rounds."""
+    if protocol.repeats or protocol.start.round >= protocol.rounds:
+        return alone(protocol.start, node)
+    return alone(protocol.whole, node)
+
+
+def _over_all_rounds(protocol: Protocol, node: int, heard: Knowledge) -> Knowledge | None:
+    """Return the same over all rounds: if they are alike, as copies of the last declared ones."""
+    if heard.declared.round >= protocol.rounds:
+        return heard
+    return alone(protocol.continued(heard.rows, range(1, protocol.rounds + 1)), node)
+
+
+Released: TypeAlias = tuple[Knowledge, Shifts]
+
+
+@once
+def _known_releases(protocol: Protocol) -> dict[Hashable, Released | LeakauditError]:
+    """Return what `released` has found, or why it found nothing."""
+    return {}
+
+
+def released(
+    protocol: Protocol, node: int, smoothness: float | None, *, anywhere: bool
+) -> Released:
+    """Return how far each release of a node moves at sensitivity 1, with the declaration.
+
+    Args:
+        anywhere: Whether the sensitivity is that of gradients at any two models (`shifts`).
+
+    Raises:
+        LeakauditError: The messages of the node are no releases with fresh noise.
+    """
+    known = _known_releases(protocol)
+    key = (node, smoothness, anywhere)
+    if key not in known:
+        try:
+            known[key] = _released(protocol, node, smoothness, anywhere)
+        except LeakauditError as why:
+            known[key] = why.with_traceback(None)
+    found = known[key]
+    if isinstance(found, LeakauditError):
+        raise found
+    return found
+
+
+def _released(protocol: Protocol, node: int, smoothness: float | None, anywhere: bool) -> Released:
+    heard = _all_of_node(protocol, node)
+    longer = None
+    if heard is not None:
+        longer = _over_all_rounds(protocol, node, heard)
+    if longer is None:
+        raise LeakauditError("the equations of the node use private vectors of other nodes")
+    return longer, shifts(longer, _targets(longer, node), 1.0, smoothness, anywhere=anywhere)
+
+
 def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     """Return the stronger views of a node, or of an earlier one whose relations are alike."""
-    if protocol.repeats or protocol.start.round >= protocol.rounds:
-        heard = alone(protocol.start, node)
-    else:
-        heard = alone(protocol.whole, node)
+    heard = _all_of_node(protocol, node)
     if heard is None:
         return ()
     like = _private(heard, node)
@@ -303,12 +360,17 @@ def _private(heard: Knowledge, node: int) -> Hashable:
             if k not in heard.known:
                 v = vectors[k]
                 label = labels.setdefault(k, len(labels))
-                unknown.append((label, v.kind, v.name, v.round, v.std, v.law, value))
+                unknown.append((label, v.kind, v.name, v.round, v.std, v.law, v.width, value))
         return frozenset(unknown)
 
     def steps(terms: Mapping[int, Fraction]) -> Hashable:
         parts = (heard.declared.opaques.get(k, ()) for k in terms)
-        return tuple(form(part.terms) for part in itertools.chain(*parts))
+        found = [form(part.terms) for part in itertools.chain(*parts)]
+        for k in terms:
+            if k in heard.declared.firmly:
+                of, by = heard.declared.firmly[k]
+                found.append(("firm", form(of.terms), by is not None and form(by.terms)))
+        return tuple(found)
 
     rows: list[Hashable] = []
     for relation in heard.relations:
@@ -322,15 +384,11 @@ def _private(heard: Knowledge, node: int) -> Hashable:
 
 
 def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeView]:
-    """Yield the view of one who observes all messages of the node, then views with models added.
-
-    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
-    """
-    if heard.declared.round < protocol.rounds:
-        longer = alone(protocol.continued(heard.rows, range(1, protocol.rounds + 1)), node)
-        if longer is None:
-            return
-        heard = longer
+    """Yield the view of one who observes all messages of the node, then views with models added."""
+    longer = _over_all_rounds(protocol, node, heard)
+    if longer is None:
+        return
+    heard = longer
     try:
         everything = NodeView.of(heard, node, ALL_MESSAGES)
     except LeakauditError:

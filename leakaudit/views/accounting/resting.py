@@ -9,6 +9,7 @@ from leakaudit.core import registry
 from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.trace import Json
 from leakaudit.protocols.declared import Protocol
+from leakaudit.views.accounting.basis import CONVEX
 from leakaudit.views.accounting.view_bound import ViewBound
 
 
@@ -54,6 +55,8 @@ def _declared(protocol: Protocol, bound: ViewBound) -> Iterator[Evidence]:
         yield Evidence(f"messages {kind!r}", Origin.UNKNOWN, "not declared")
     if bound.basis is not None and bound.basis.smoothness is not None:
         yield Evidence("smoothness", Origin.ASSUMED, f"{bound.basis.smoothness:g}")
+    if bound.basis is not None and bound.basis.ground == CONVEX:
+        yield Evidence("convexity", Origin.ASSUMED, "of the loss of each node")
     for name in protocol.defaulted:
         yield Evidence(name, Origin.ASSUMED, f"the default {values[name]}; not stated")
 

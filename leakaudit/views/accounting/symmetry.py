@@ -298,7 +298,7 @@ def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> dict
     image: dict[int, int] = {}
     for k in mentions:
         to = place.get(_name(_renamed(relations.vectors[k], renaming, by_node)))
-        if to is None:
+        if to is None or (k in relations.firmly) != (to in relations.firmly):
             return None
         image[k] = to
     if len(set(image.values())) < len(image):
@@ -321,6 +321,9 @@ def _forms(relations: Relations) -> Iterator[tuple[int | None, Form]]:
     for out, parts in relations.opaques.items():
         for part in parts:
             yield out, part.terms
+    for out, (of, _) in relations.firmly.items():
+        if out not in relations.opaques:  # otherwise, it has the same input
+            yield out, of.terms
 
 
 def _name(v: Vector) -> tuple[object, ...]:
@@ -328,7 +331,7 @@ def _name(v: Vector) -> tuple[object, ...]:
     to = None
     if v.dst is not None:
         to = frozenset(v.dst)
-    return (v.kind, v.name, v.owner, v.round, v.index, v.std, to, v.secure, v.law)
+    return (v.kind, v.name, v.owner, v.round, v.index, v.std, to, v.secure, v.law, v.width)
 
 
 def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
@@ -342,7 +345,7 @@ def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
     if dst is not None:
         dst = tuple(map(renaming.__getitem__, dst))
     # Spelt out: `replace` takes three times as long.
-    return Vector(v.kind, v.name, owner, v.round, index, v.std, dst, v.secure, v.law)
+    return Vector(v.kind, v.name, owner, v.round, index, v.std, dst, v.secure, v.law, v.width)
 
 
 def _agree(ties: Sequence[tuple[Hashable, Hashable, int]]) -> bool:

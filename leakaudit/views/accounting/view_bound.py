@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -18,11 +20,15 @@ from leakaudit.core.progress import step
 from leakaudit.core.trace import Json
 from leakaudit.core.verdict import APART, Holds
 from leakaudit.protocols.declared import Protocol
-from leakaudit.theory.bounds import gaussian
-from leakaudit.theory.relations import Turns, account, drift, largest, reached
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.losses import Losses
+from leakaudit.theory.bounds.mechanisms import Additive
+from leakaudit.theory.bounds.releases import Release, composed
+from leakaudit.theory.relations import Relations, Turns, Vector, account, drift, largest, reached
 from leakaudit.views.accounting import basis as grounds
 from leakaudit.views.accounting.basis import Basis
-from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
+from leakaudit.views.accounting.node_view import NodeView, Views, released, stronger_views
 
 # The adversary's own view is computed first. If it determines every model at which the node
 # evaluates gradients (certificate 2), its mu holds for one record. If not, the views of stronger
@@ -33,6 +39,15 @@ from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
 DRIFTED = 16
+LAWS = {
+    (1, False): "laplace",
+    (1, True): "truncated_laplace",
+    (2, False): "gaussian",
+    (2, True): "truncated_gaussian",
+}
+# Kinds of releases up to which their changes are not rounded, and the relative rounding. Choices.
+KINDS = 8
+ROUNDED = 1e-4
 # What is proportional to the sensitivity.
 SCALED = ("mu", "attained", "linear", "reached", "node_mu")
 CONTRADICTION = (
@@ -63,6 +78,12 @@ class ViewBound:
     # at most the sensitivity
     node_mu: float | None = None
     node_epsilon: float | None = None
+    # the releases of the node, if no mu describes their noise: how far a changed record moves them,
+    # and how far a change of all data of the node does
+    releases: tuple[Release, ...] = ()
+    node_releases: tuple[Release, ...] = ()
+    # what a record attains whose gradients are constant and change in one coordinate
+    least: Losses | None = None
     basis: Basis | None = None  # the basis of these values; None if there are none
     # certificate of every gradient, see `leakaudit.theory.relations.Bound`
     certificate: tuple[int, ...] = ()
@@ -79,8 +100,24 @@ class ViewBound:
     refused: str = ""  # why there are no values, in words
 
     @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee for one record; None if there is none."""
+        if self.mu is not None:
+            return Gdp(self.mu, Adjacency.REPLACE)
+        return composed(self.releases, Adjacency.REPLACE) if self.releases else None
+
+    @property
+    def node_guarantee(self) -> Guarantee | None:
+        """The same for all data of the node."""
+        if self.node_mu is not None:
+            return Gdp(self.node_mu, Adjacency.NODE)
+        return composed(self.node_releases, Adjacency.NODE) if self.node_releases else None
+
+    @property
     def holds(self) -> Holds:
         """Whether `mu` is exact, an upper bound, or absent."""
+        if self.releases:
+            return Holds.AT_MOST
         return Holds.of(self.mu, max(self.attained or 0.0, self.reached or 0.0))
 
     @property
@@ -92,10 +129,13 @@ class ViewBound:
 
     @property
     def largest(self) -> float | None:
-        """The mu for comparing views: at record level, or of the node, or the attained one."""
+        """The mu for comparing views: at record level, or of the node, or the attained one.
+
+        Releases without a mu, which all views of a node share, are compared by their epsilon.
+        """
         if self.refused:
             return None
-        for mu in (self.mu, self.node_mu):
+        for mu in (self.mu, self.node_mu, self.epsilon, self.node_epsilon):
             if mu is not None:
                 return mu
         return self.reached
@@ -134,6 +174,7 @@ class ViewBound:
             "per_unit_of_sensitivity": multiples,
             "epsilon": encoded(self.epsilon),
             "node_epsilon": encoded(self.node_epsilon),
+            "releases": [_plain(one) for one in self.releases or self.node_releases],
             "level": level,
             "certificate": list(self.certificate),
             "leaking": list(self.leaking),
@@ -190,6 +231,9 @@ def without_scale(found: ViewBound) -> ViewBound:
     Zero and infinity hold for every sensitivity. Everything else is a multiple of it, and has no
     epsilon.
     """
+    if found.releases or found.node_releases:
+        why = "its releases are priced at a sensitivity, which is unknown; specify --sensitivity"
+        return replace(_without_values(found), refused=why)
     if all(_unscaled(mu) == mu for mu in (found.mu, found.node_mu)):
         return found
     epsilon, node_epsilon = found.epsilon, found.node_epsilon
@@ -198,6 +242,25 @@ def without_scale(found: ViewBound) -> ViewBound:
     if _unscaled(found.node_mu) is None:
         node_epsilon = None
     return replace(found, epsilon=epsilon, node_epsilon=node_epsilon, per_unit=True)
+
+
+def _plain(release: Release) -> dict[str, Json]:
+    noise = release.noise
+    return {
+        "law": LAWS[noise.power, noise.width < math.inf],
+        "scale": noise.scale,
+        "width": encoded(noise.width),
+        "moves": release.l2,
+        "coordinates": release.dimensions,
+        "times": release.times,
+    }
+
+
+def _without_values(found: ViewBound) -> ViewBound:
+    """Return the view of a node without any bound."""
+    return ViewBound(
+        found.node, found.adversary, found.sensitivity, found.delta, rounds=found.rounds
+    )
 
 
 def _unscaled(mu: float | None) -> float | None:
@@ -210,12 +273,14 @@ def _unscaled(mu: float | None) -> float | None:
 def _in_every_batch(found: ViewBound) -> ViewBound:
     if found.leaking:
         return found
-    return replace(found, attained=None, linear=None, reached=None, every_batch=True)
+    return replace(found, attained=None, linear=None, reached=None, least=None, every_batch=True)
 
 
 def _is_finite(found: ViewBound) -> bool:
     if found.basis is not None and found.basis.ground == grounds.IDLE:
         return False
+    if found.releases or found.node_releases:
+        return True
     return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
 
 
@@ -233,6 +298,9 @@ def _contradicts(found: ViewBound) -> bool:
 
     The two are computed in different ways, so this would show a defect of leakaudit.
     """
+    upper = found.guarantee
+    if upper is not None and found.least is not None:
+        return found.least.epsilon(found.delta) > upper.epsilon(found.delta) * (1 + APART)
     if found.mu is None or found.reached is None:
         return False
     return found.reached > found.mu * (1 + APART)
@@ -367,10 +435,12 @@ def _least(
 
 
 def _with_epsilons(found: ViewBound) -> ViewBound:
-    if found.mu is not None:
-        found = replace(found, epsilon=gaussian.epsilon(found.delta, found.mu))
-    if found.node_mu is not None:
-        found = replace(found, node_epsilon=gaussian.epsilon(found.delta, found.node_mu))
+    guarantee = found.guarantee
+    if guarantee is not None:
+        found = replace(found, epsilon=guarantee.epsilon(found.delta))
+    of_node = found.node_guarantee
+    if of_node is not None:
+        found = replace(found, node_epsilon=of_node.epsilon(found.delta))
     return found
 
 
@@ -462,13 +532,119 @@ def _elsewhere(
     """
     views = [view for view in stronger_views(protocol, empty.node) if not view.bound.leaking]
     if not views:
-        raise LeakauditError(why)
+        return _by_release(protocol, empty, smoothness, why)
     turns = views[0].turns(protocol)
     found = _counted(empty, views[0], turns)
     found = _least(found, views, turns, smoothness)
     if found.basis is None:
         return found
     return replace(found, basis=replace(found.basis, own_view=why))
+
+
+def _by_release(
+    protocol: Protocol, empty: ViewBound, smoothness: float | None, why: str
+) -> ViewBound:
+    """Return the bound for one who observes all messages of the node, release by release.
+
+    It is used if no mu bounds its view: noise that is not Gaussian, or nonlinear steps between its
+    messages. Raises LeakauditError with both reasons if there is no such bound either.
+    """
+    found = replace(empty, gradients=None)
+    try:
+        found = _released(protocol, found, smoothness, anywhere=False)
+    except LeakauditError as e:
+        not_record = str(e)
+    else:
+        return _with_epsilons(found)
+    try:
+        found = _released(protocol, found, smoothness, anywhere=True)
+    except LeakauditError as e:
+        raise LeakauditError(f"{why}; release by release: {e}") from None
+    not_smooth = not_record if smoothness is not None else ""
+    basis = Basis(grounds.REACTING, grounds.ALL_MESSAGES, not_smooth=not_smooth, by_release=True)
+    return _with_epsilons(replace(found, basis=basis))
+
+
+def _released(
+    protocol: Protocol, empty: ViewBound, smoothness: float | None, *, anywhere: bool
+) -> ViewBound:
+    """Return the view with the releases of its node, or with their mu if all noise is Gaussian."""
+    known, moved = released(protocol, empty.node, smoothness, anywhere=anywhere)
+    vectors = known.declared.vectors
+    count: Counter[Release] = Counter()
+    for k, size in moved.of_noise.items():
+        noise = _noise(vectors[k])
+        if not protocol.size and (noise.power == 1 or noise.width < math.inf):
+            raise LeakauditError(
+                f"{vectors[k].label} is {vectors[k].law} noise on an unknown number of coordinates"
+            )
+        count[Release(noise, protocol.size or 1, l2=empty.sensitivity * size)] += 1
+    if moved.of_constant is not None and _hears_everything(known.declared, empty.adversary):
+        empty = replace(empty, least=_constant(vectors, moved.of_constant, empty.sensitivity))
+    made = tuple(replace(one, times=times) for one, times in count.items())
+    if len(made) > KINDS:
+        made = _fewer(made)
+    gradients = len(known.gradients(empty.node))
+    found = replace(empty, gradients=gradients, enters=gradients)
+    guarantee = composed(made, Adjacency.REPLACE) if made else Gdp(0.0, Adjacency.REPLACE)
+    if isinstance(guarantee, Gdp):
+        if anywhere:
+            return replace(found, node_mu=guarantee.mu)
+        found = replace(found, mu=guarantee.mu)
+    elif anywhere:
+        return replace(found, node_releases=made)
+    else:
+        found = replace(found, releases=made)
+    ground = grounds.MODELS_SEEN
+    if moved.convex:  # the prox of a convex loss needs no smoothness
+        ground = grounds.CONVEX
+    elif moved.smooth:
+        ground = grounds.SMOOTH
+    smooth = smoothness if moved.smooth else None
+    basis = Basis(ground, grounds.ALL_MESSAGES, smooth, by_release=True)
+    return replace(found, basis=basis)
+
+
+def _hears_everything(declared: Relations, adversary: Adversary) -> bool:
+    """Return whether the adversary observes what one does who observes all messages of a node."""
+    secure = any(vector.secure for vector in declared.vectors)
+    heard = adversary.hears == "all" and not secure
+    return heard and adversary.window is None and adversary.knows == "all"
+
+
+def _constant(
+    vectors: Sequence[Vector], of_constant: Mapping[int, float], sensitivity: float
+) -> Losses:
+    """Return the losses of a record whose gradients are constant and change in one coordinate."""
+    count: Counter[tuple[Additive, float]] = Counter()
+    for k, size in of_constant.items():
+        count[_noise(vectors[k]), sensitivity * size] += 1
+    kinds = tuple((*one, times) for one, times in count.items())
+    return Losses(kinds, Adjacency.REPLACE, least=True)
+
+
+def _fewer(releases: Sequence[Release]) -> tuple[Release, ...]:
+    """Return releases with changes rounded up, so that those that converge become equal."""
+    count: Counter[Release] = Counter()
+    for one in releases:
+        moves = one.l2
+        if moves:
+            moves = math.exp(math.ceil(math.log(moves) / ROUNDED) * ROUNDED)
+        count[replace(one, l2=moves, times=1)] += one.times
+    return tuple(replace(one, times=times) for one, times in count.items())
+
+
+def _noise(vector: Vector) -> Additive:
+    """Return the noise of a declaration; LeakauditError if its curve is not known."""
+    powers: dict[str, Literal[1, 2]] = {"laplace": 1, "gaussian": 2}
+    power = powers.get(vector.law.removeprefix("truncated_"))
+    truncated = vector.law.startswith("truncated")
+    if power is None or truncated != (vector.width < math.inf):
+        missing = f"is {vector.law} noise, of which no curve is known"
+        if truncated:
+            missing = f"is {vector.law} noise, but its largest value is not declared"
+        raise LeakauditError(f"{vector.label} {missing}")
+    return Additive.of_std(power, vector.std, vector.width)
 
 
 def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:

@@ -118,6 +118,8 @@ class Deduction:
             hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
             if hidden and self._protocol.depends_on(name):
                 self._require(name)
+        if self._protocol.summed > 1:  # gradients of means are multiples of what is sent
+            self.view.constant("samples")
         return base
 
     def _require(self, name: str) -> None:

@@ -10,9 +10,17 @@ from torch import Tensor
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.pdmm_thesis.claims import EXACT, THESIS, input_error
+from leakaudit.judging.papers.pdmm_thesis.claims import THESIS, input_error
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import FinishedRun, fresh, listed, planned, protocol, run
+from leakaudit.judging.papers.runs import (
+    EXACT,
+    FinishedRun,
+    fresh,
+    listed,
+    planned,
+    protocol,
+    run,
+)
 from leakaudit.theory.relations import determined, is_determined, know
 from leakaudit.views.extraction import hearing
 

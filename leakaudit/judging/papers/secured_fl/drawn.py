@@ -69,7 +69,7 @@ def _fig2(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
     settings = {"rho": 0.8, "iterations": 1, "partitions": 4, "local_steps": 1}
     done = run(victim="secured", nodes=PEERS, graph="complete", rounds=1, set=settings)
     (table,) = done.trace.messages
-    group = {}
+    group: dict[int, int] = {}
     for k, members in enumerate(done.trace.public["groups"][1].tolist()):
         group |= dict.fromkeys(members, k)
     counts = {(kind, same): [0.0] * PEERS for kind in table.kinds for same in (True, False)}

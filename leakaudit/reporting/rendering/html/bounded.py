@@ -161,11 +161,20 @@ def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
         return _REFUTED, one.verdict.words
     if one.bound.refused:
         return _REFUSED, "no bound"
-    return _BOUNDED, f"mu {_largest(one)}"
+    return _BOUNDED, _largest(one)
 
 
 def _largest(one: Comparison) -> str:
-    """Return the mu that compares views: of a record, else of the node, else what is attained."""
+    """Return what compares views: of a record, else of the node, else what is attained."""
+    bound = one.bound
+    if bound.releases and bound.epsilon is not None:
+        return f"epsilon {one.holds.says(f'{bound.epsilon:.4g}')}"
+    if bound.node_releases and bound.node_epsilon is not None:
+        return f"epsilon {one.node_holds.says(f'{bound.node_epsilon:.4g}')} of the node"
+    return f"mu {_mu(one)}"
+
+
+def _mu(one: Comparison) -> str:
     bound = one.bound
     said = bound.multiple(bound.largest)
     if bound.mu is not None:

@@ -1,0 +1,251 @@
+"""`reproduce`, as a user calls it: the list, an item of one's own, kills, resumption, bad input."""
+
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="call-overload, index, operator, union-attr"
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from invoked import refused
+
+from leakaudit.cli import main
+from leakaudit.judging.papers import items
+
+CURVES = """
+kind = "figure"
+title = "Loss against rounds"
+place = "Figure 9"
+quotes = [ { place = "section 1", text = "The loss falls with the number of rounds." } ]
+undetermined = ["the step size"]
+chosen = ["alpha = 0.3"]
+small = "5 of 8 rounds"
+[plan]
+seeds = 2
+[plan.scenario]
+nodes = 3
+graph = "ring"
+rounds = 8
+data = "gaussians"
+model = "logistic"
+samples = 200
+[plan.small.scenario]
+rounds = 5
+[[plan.line]]
+name = "D-PSGD"
+scenario = { victim = "dpsgd", set = { alpha = 0.3 } }
+[[plan.line]]
+name = "D-PSGD, no step"
+scenario = { victim = "dpsgd", set = { alpha = 0.0001 } }
+[[plan.panel]]
+y = "loss"
+[[plan.panel]]
+y = "accuracy"
+lines = ["D-PSGD"]
+[[plan.printed]]
+line = "D-PSGD"
+y = "loss"
+value = 0.2
+tolerance = 1.0
+place = "Table 9"
+[[plan.expected]]
+says = "training lowers the loss"
+rule = "above"
+lines = ["D-PSGD, no step", "D-PSGD"]
+y = "loss"
+"""
+WORDS = ("REPRODUCED", "SAME SHAPE", "DIFFERS", "NOT DETERMINED")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "fig9.toml"
+    path.write_text(CURVES)
+    return path
+
+
+def made(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    """What the command says as JSON."""
+    capsys.readouterr()
+    assert main(["reproduce", *words, "-q", "-f", "json", "--workers", "0"]) == 0
+    found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_without_an_item_all_are_listed(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    listed = made(capsys)
+    assert [one["item"] for one in listed] == [item.full_name for item in items.every()]
+    assert all(one["state"] in ("runs", "claims", "not determined") for one in listed)
+    assert all(one["missing"] for one in listed if one["state"] == "not determined")
+    assert main(["reproduce", "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert "pdmm-thesis/appendix-fig4" in shown
+    assert main(["reproduce", "-q", "-f", "html"]) == 0
+    assert "<h2>pdmm-thesis</h2>" in capsys.readouterr().out
+
+
+def test_an_item_is_run_and_its_page_says_the_verdict_first(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    (small,) = made(capsys, "fig9.toml", "-o", "out")
+    assert small["word"] == "SAME SHAPE"
+    assert "small scale: 5 of 8 rounds; one seed has no interval" in small["why"]
+    (paper,) = made(capsys, "fig9.toml", "-o", "out", "--scale", "paper", "--seeds", "3")
+    assert paper["word"] == "REPRODUCED"
+    assert paper["seeds"] == 3
+    (number,) = paper["numbers"]
+    low, high = number["interval"]
+    assert low < number["ours"] < high
+    assert number["deviation"] == pytest.approx(number["ours"] - 0.2)
+
+    folder = Path("out/own/fig9")
+    page = (folder / "index.html").read_text()
+    head = page[page.index("<h1") : page.index("</h1>")]
+    assert "REPRODUCED (1 printed number, 3 seeds" in head
+    for words in ("The loss falls with the number of rounds.", "the step size", "alpha = 0.3"):
+        assert words in page
+    assert "leakaudit reproduce own/fig9 --scale paper --seeds 3" in page
+    assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+    curves = (folder / "figure.csv").read_text().splitlines()
+    assert curves[0] == '"quantity","line","x","mean","low","high"'
+    assert len(curves) == 1 + 3 * 9  # three lines in two panels, rounds 0 to 8
+    assert "Table 9" in (folder / "table.csv").read_text()
+    assert r"\toprule" in (folder / "table.tex").read_text()
+
+
+def test_the_file_of_a_line_is_a_sweep_with_the_same_cells(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+    folder = Path("out/own/fig9")
+    lines = sorted((folder / "lines").glob("*.toml"))
+    assert [path.name for path in lines] == ["01-d-psgd.toml", "02-d-psgd-no-step.toml"]
+    before = {path.name: path.read_bytes() for path in (folder / "cells").iterdir()}
+    found = set()
+    for path in lines:
+        assert main(["sweep", str(path), "-o", path.stem, "-q", "--workers", "0"]) == 0
+        for cell in Path(path.stem, "cells").iterdir():
+            assert before[cell.name] == cell.read_bytes()
+            found.add(cell.name)
+    assert found == {*before}
+
+
+def test_a_second_run_computes_nothing_again(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+    cells = [*Path("out/own/fig9/cells").iterdir()]
+    times = {path: path.stat().st_mtime_ns for path in cells}
+    page = Path("out/own/fig9/figure.csv").read_bytes()
+    made(capsys, "fig9.toml", "-o", "out", "--seeds", "2")
+    assert {path: path.stat().st_mtime_ns for path in cells} == times
+    assert len([*Path("out/own/fig9/cells").iterdir()]) == 2 * len(cells)
+    made(capsys, "fig9.toml", "-o", "out")
+    assert Path("out/own/fig9/figure.csv").read_bytes() == page
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_continues(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    file.write_text(CURVES.replace("rounds = 5", "rounds = 200"))
+    words = ["fig9.toml", "-o", "out", "--seeds", "12", "-q"]
+    command = [sys.executable, "-m", "leakaudit", "reproduce", *words, "--workers", "1"]
+    cells = Path("out/own/fig9/cells")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ}) as process:
+        while len([*cells.glob("*.json")]) < 2:
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    kept = {path: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    assert 2 <= len(kept) < 24
+    (found,) = made(capsys, *words)
+    assert found["complete"]
+    assert found["seeds"] == 12
+    assert len([*cells.glob("*.json")]) == 24
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
+    capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'kind = "theorem"\ntitle = "t"\nplace = "Theorem 1"\nclaims = [7]\n'
+    Path("theorem1.toml").write_text(text)
+    (found,) = made(capsys, "theorem1.toml", "-o", "out")
+    (row,) = found["claims"]
+    assert row["row"] == 7
+    assert found["word"] == row["verdict"].replace("_", " ")
+    assert found["why"] == f"row 7 of the scoreboard: {found['word']}"
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("evaluated twice")
+
+    monkeypatch.setattr("leakaudit.judging.papers.judge", refuse)
+    (again,) = made(capsys, "theorem1.toml", "-o", "out")
+    assert again["claims"] == found["claims"]
+
+
+def test_data_that_are_missing_are_no_result(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text(CURVES.replace('data = "gaussians"', 'data = "npz:none.npz"'))
+    (found,) = made(capsys, "fig9.toml", "-o", "out")
+    assert found["word"] == "NOT DETERMINED"
+    assert "none.npz" in found["why"]
+    assert not [*Path("out/own/fig9").glob("cells/*")]
+
+
+def test_a_cell_that_fails_is_named_and_is_no_number(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    # Two nodes have no ring, which shows only when the cell is computed.
+    text = CURVES.replace(
+        'name = "D-PSGD, no step"\nscenario = { victim = "dpsgd",',
+        ('name = "D-PSGD, no step"\nscenario = { victim = "dpsgd", samples = 600, '),
+    )
+    file.write_text(text)
+    (found,) = made(capsys, "fig9.toml", "-o", "out")
+    assert found["word"] == "NOT DETERMINED"
+    assert found["troubles"]
+    assert found["numbers"][0]["outcome"] == "holds"
+    assert found["expectations"][0]["outcome"] == "not measured"
+
+
+def test_an_index_of_several_items_shows_each_outcome(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    lost = 'kind = "table"\ntitle = "lost"\nplace = "Table 1"\nlost = "the table"\n'
+    Path("table1.toml").write_text(lost)
+    found = made(capsys, "fig9.toml", "table1.toml", "-o", "out")
+    assert [one["word"] for one in found] == ["SAME SHAPE", "NOT DETERMINED BY THE PAPER"]
+    index = Path("out/index.html").read_text()
+    assert 'href="own/fig9/index.html"' in index
+    assert "NOT DETERMINED BY THE PAPER" in index
+    listed = json.loads(Path("out/coverage.json").read_text())
+    assert [one["last"]["word"] for one in listed] == [one["word"] for one in found]
+    assert "| table1 | lost | not determined |" in Path("out/coverage.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["thesis/figg5"], "has no item 'figg5'"),
+        (["dp-nrm"], "did you mean 'dp-norm'"),
+        (["fig9.toml", "--seeds", "0"], "--seeds: expected an integer from 1"),
+        (["--paper", "dp-norm"], "expected together with --claims"),
+        (["--claims", "dp-norm"], "--claims: expected no items"),
+        (["--all", "dp-norm"], "--all: expected no items"),
+        (["none.toml"], "none.toml"),
+    ],
+)
+def test_bad_input_is_one_line_with_code_two(
+    capsys: pytest.CaptureFixture[str], file: Path, words: list[str], says: str
+) -> None:
+    assert says in refused(capsys, "reproduce", *words)

@@ -1,0 +1,299 @@
+"""Our numbers beside printed ones: intervals, rules and verdicts on made-up numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from scipy import stats
+
+from leakaudit.judging.papers import rules
+from leakaudit.judging.papers.items import Expected, Item, Place, Printed, Scale
+from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel
+from leakaudit.judging.papers.rules import Outcome, Reproduction
+from leakaudit.reporting.results import intervals
+
+Row = Sequence[float | None]
+
+
+def line(name: str, *runs: Row, exact: bool = False, x: Sequence[Place] = ()) -> MeasuredLine:
+    places = tuple(x) or tuple(range(len(runs[0])))
+    values = {seed: tuple(run) for seed, run in enumerate(runs)}
+    return MeasuredLine(name, "loss", places, values, exact)
+
+
+def panel(*lines: MeasuredLine) -> list[Panel]:
+    return [Panel("loss", "loss", "round", tuple(lines))]
+
+
+def outcome(lines: Sequence[MeasuredLine], rule: str, **more: object) -> Outcome:
+    entries: dict[str, object] = {"says": "it holds", "rule": rule, "y": "loss", **more}
+    expected = Expected(**entries)  # type: ignore[arg-type]
+    return rules.tested(expected, panel(*lines)).outcome
+
+
+def item(printed: Sequence[Printed] = (), expected: Sequence[Expected] = (), **more: str) -> Item:
+    fields = {"kind": "figure", "title": "t", "place": "p", "paper": "own", "name": "fig1", **more}
+    return Item(drawn=True, printed=tuple(printed), expected=tuple(expected), **fields)  # type: ignore[arg-type]
+
+
+def number(value: float = 1.0, tolerance: float = 0.1, **more: object) -> Printed:
+    entries = {"line": "a", "y": "loss", "value": value, "tolerance": tolerance, "place": "T"}
+    return Printed(**{**entries, **more})  # type: ignore[arg-type]
+
+
+FALLS = Expected(says="the loss falls", rule="falls", y="loss")
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0), (0.3, 0.1, 0.9, 0.4), (5.0, 5.0, 5.0)])
+def test_the_interval_of_a_mean_is_that_of_scipy(values: tuple[float, ...]) -> None:
+    found = intervals.of_mean(values)
+    assert found is not None
+    middle, spread = sum(values) / len(values), stats.sem(values)
+    if spread:
+        wanted = stats.t.interval(0.95, len(values) - 1, middle, spread)
+    else:
+        wanted = (middle, middle)
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_single_value_has_no_interval_and_an_exact_one_is_its_own() -> None:
+    assert intervals.of_mean([3.0]) is None
+    assert Estimate.of([3.0]).interval is None
+    assert Estimate.of([3.0], exact=True).interval == (3.0, 3.0)
+    assert Estimate.of([math.inf, math.inf]) == Estimate(math.inf, (math.inf, math.inf), 2)
+    mixed = Estimate.of([1.0, math.inf])
+    assert math.isnan(mixed.mean)
+    assert mixed.interval == (1.0, math.inf)
+
+
+# --- rules ------------------------------------------------------------------------------------
+
+
+def test_above_compares_seed_by_seed() -> None:
+    # The spread over seeds is far larger than the difference, which is the same for every seed.
+    low = line("a", (1.0,), (5.0,), (9.0,))
+    high = line("b", (1.2,), (5.2,), (9.21,))
+    assert outcome((high, low), "above") is Outcome.HOLDS
+    assert outcome((low, high), "above") is Outcome.FAILS
+    assert outcome((high, low), "above", by=0.3) is Outcome.FAILS
+    assert outcome((high, low), "above", by=0.203) is Outcome.UNDECIDED
+
+
+def test_equal_lines_are_not_above_each_other() -> None:
+    assert outcome((line("a", (1.0,)), line("b", (1.0,))), "above") is Outcome.FAILS
+
+
+def test_a_chain_of_lines_is_above_one_by_one() -> None:
+    a, b, c = line("a", (3.0,)), line("b", (2.0,)), line("c", (1.0,))
+    assert outcome((a, b, c), "above") is Outcome.HOLDS
+    assert outcome((a, c, b), "above") is Outcome.FAILS
+
+
+def test_every_and_any_look_at_all_places_in_common() -> None:
+    a, b = line("a", (3.0, 0.0, 3.0)), line("b", (1.0, 1.0, 1.0))
+    assert outcome((a, b), "above") is Outcome.HOLDS
+    assert outcome((a, b), "above", x="every") is Outcome.FAILS
+    assert outcome((a, b), "above", x="any") is Outcome.HOLDS
+    assert outcome((b, a), "above", x="any") is Outcome.HOLDS
+    assert outcome((line("a", (0.0, 0.0)), line("b", (1.0, 1.0))), "above", x="any") is (
+        Outcome.FAILS
+    )
+    # A round that no seed evaluated is no place.
+    a, b = line("a", (3.0, None, 3.0)), line("b", (1.0, 1.0, 1.0))
+    assert outcome((a, b), "above", x="every") is Outcome.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("run", "rule", "more", "wanted"),
+    [
+        ((3.0, 2.0, 1.0), "falls", {}, Outcome.HOLDS),
+        ((3.0, 2.0, 1.0), "falls", {"by": 2.5}, Outcome.FAILS),
+        ((3.0, 2.0, 1.0), "rises", {}, Outcome.FAILS),
+        ((3.0, 1.0, 2.0), "rises", {"between": (1, 2)}, Outcome.HOLDS),
+        ((None, 1.0, 2.0), "rises", {}, Outcome.HOLDS),
+        ((3.0, 9.0, 3.1), "flat", {"by": 0.11}, Outcome.HOLDS),
+        ((3.0, 9.0, 3.2), "flat", {"by": 0.1}, Outcome.FAILS),
+        ((3.0, 0.5, 3.0), "reaches", {"value": 0.5}, Outcome.HOLDS),
+        ((3.0, 0.5, 3.0), "reaches", {"value": 0.4}, Outcome.FAILS),
+        ((3.0, 2.0, 0.5), "reaches", {"value": 0.5, "x": 1}, Outcome.FAILS),
+        ((0.1, 0.8, 0.3), "reaches", {"value": 0.8}, Outcome.HOLDS),
+        ((0.1, 0.8, 0.3), "within", {"value": 0.3, "by": 0.0}, Outcome.HOLDS),
+        ((0.1, 0.8, 0.3), "within", {"value": 0.3, "by": 0.01, "x": 1}, Outcome.FAILS),
+        ((3.0, 2.0, None), "falls", {}, Outcome.MISSING),
+        ((3.0, 2.0, 1.0), "within", {"value": 1.0, "x": 7}, Outcome.MISSING),
+        ((3.0, 2.0, math.inf), "falls", {}, Outcome.FAILS),
+        ((math.inf, 2.0, 1.0), "falls", {}, Outcome.HOLDS),
+        ((3.0, 2.0, math.inf), "rises", {}, Outcome.HOLDS),
+    ],
+)
+def test_rules_of_a_single_line(
+    run: Row, rule: str, more: dict[str, object], wanted: Outcome
+) -> None:
+    assert outcome((line("a", run),), rule, **more) is wanted
+
+
+def test_lines_within_each_other_and_their_ratio() -> None:
+    a, b = line("a", (1.0,)), line("b", (1.05,))
+    assert outcome((a, b), "within", by=0.06) is Outcome.HOLDS
+    assert outcome((a, b), "within", by=0.04) is Outcome.FAILS
+    assert outcome((b, a), "ratio", by=1.04) is Outcome.HOLDS
+    assert outcome((b, a), "ratio", by=1.06) is Outcome.FAILS
+    assert outcome((line("a", (1.0,)), line("b", (0.0,))), "ratio", by=5) is Outcome.HOLDS
+    assert outcome((line("a", (0.0,)), line("b", (0.0,))), "ratio", by=5) is Outcome.MISSING
+
+
+def test_infinite_values_on_both_sides_tell_nothing() -> None:
+    diverged = (line("a", (math.inf,)), line("b", (math.inf,)))
+    assert outcome(diverged, "above") is Outcome.MISSING
+
+
+def test_a_closed_form_is_compared_with_every_seed() -> None:
+    limit = line("limit", (1.0,), exact=True)
+    assert outcome((line("a", (1.2,), (1.3,), (1.25,)), limit), "above") is Outcome.HOLDS
+    assert outcome((limit, line("limit 2", (0.5,), exact=True)), "above") is Outcome.HOLDS
+
+
+def test_a_seed_that_is_missing_is_no_number() -> None:
+    a, b = line("a", (3.0,), (None,)), line("b", (1.0,), (1.0,))
+    assert outcome((a, b), "above") is Outcome.MISSING
+    of_others = Expected(says="it falls", rule="falls", y="loss", lines=("c",))
+    assert rules.tested(of_others, panel(line("a", (3.0,)))).outcome is Outcome.MISSING
+
+
+# --- printed numbers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("runs", "wanted"),
+    [
+        (((1.05,),), Outcome.HOLDS),
+        (((1.15,),), Outcome.FAILS),
+        (((1.04,), (1.05,), (1.06,)), Outcome.HOLDS),
+        (((1.29,), (1.30,), (1.31,)), Outcome.FAILS),
+        # The interval contains the printed number, but it is wider than the tolerance.
+        (((0.5,), (1.0,), (1.5,)), Outcome.UNDECIDED),
+        (((1.0,), (None,)), Outcome.MISSING),
+        (((1.0,), (math.inf,)), Outcome.UNDECIDED),
+        (((math.inf,),), Outcome.FAILS),
+    ],
+)
+def test_a_printed_number_is_compared_with_the_interval(
+    runs: tuple[Row, ...], wanted: Outcome
+) -> None:
+    found = rules.compared(number(), panel(line("a", *runs)))
+    assert found.outcome is wanted
+    assert (found.ours is None) == (wanted is Outcome.MISSING)
+
+
+def test_infinity_is_reproduced_by_infinity() -> None:
+    found = rules.compared(number(math.inf), panel(line("a", (math.inf,))))
+    assert found.outcome is Outcome.HOLDS
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+RISES: tuple[Row, ...] = ((1.0, 2.0), (1.0, 2.1), (1.0, 1.9))
+TWO = ((2.0, 1.01), (2.0, 1.02))
+ONE = ((2.0, 1.01),)
+
+
+@pytest.mark.parametrize(
+    ("runs", "printed", "more", "scale", "word", "why"),
+    [
+        (TWO, [number()], {}, "paper", Reproduction.REPRODUCED, "1 printed number, 2 seeds"),
+        (TWO, [number()], {}, "small", Reproduction.REPRODUCED, "1 printed number"),
+        (TWO, [number()], {"small": "less"}, "small", Reproduction.SAME_SHAPE, "small scale: less"),
+        (TWO, [number()], {"small": "less"}, "paper", Reproduction.REPRODUCED, "paper's size"),
+        (ONE, [number()], {}, "paper", Reproduction.SAME_SHAPE, "one seed has no interval"),
+        (TWO, [], {}, "paper", Reproduction.SAME_SHAPE, "prints no number"),
+        (TWO, [number(figure=True)], {}, "paper", Reproduction.SAME_SHAPE, "read off a picture"),
+        (
+            TWO,
+            [number(), number(figure=True)],
+            {"stand_in": "faces"},
+            "paper",
+            Reproduction.SAME_SHAPE,
+            "faces",
+        ),
+        (TWO, [number(3.0)], {}, "paper", Reproduction.DIFFERS, "printed 3, ours 1.015"),
+        (
+            TWO,
+            [number(scale="paper", value=3.0)],
+            {},
+            "small",
+            Reproduction.SAME_SHAPE,
+            "no number",
+        ),
+        (ONE, [number(3.0)], {"small": "less"}, "small", Reproduction.DIFFERS, "1 seed, small"),
+        (
+            ((2.0, 0.5), (2.0, 1.5)),
+            [number()],
+            {},
+            "paper",
+            Reproduction.UNDECIDED,
+            "our seeds disagree: run more",
+        ),
+        (
+            ((2.0, 1.0), (2.0, None)),
+            [number()],
+            {},
+            "paper",
+            Reproduction.UNDECIDED,
+            "a result is missing",
+        ),
+        (((1.0, 2.0),), [], {}, "paper", Reproduction.DIFFERS, "in these runs: the loss falls"),
+        (RISES, [], {}, "paper", Reproduction.DIFFERS, "it is not true that the loss falls"),
+        (RISES, [], {"small": "less"}, "small", Reproduction.DIFFERS, "not seen in these runs"),
+        (RISES, [], {"stand_in": "b for a"}, "paper", Reproduction.DIFFERS, "not seen in these"),
+    ],
+)
+def test_a_verdict_is_no_stronger_than_its_weakest_input(
+    runs: tuple[Row, ...],
+    printed: list[Printed],
+    more: dict[str, str],
+    scale: Scale,
+    word: Reproduction,
+    why: str,
+) -> None:
+    judged = rules.judge(item(printed, [FALLS], **more), panel(line("a", *runs)), scale, ())
+    assert judged.word is word
+    assert why in judged.why
+
+
+def test_a_failed_cell_is_named_and_forbids_the_best_word() -> None:
+    lines = panel(line("a", *TWO))
+    judged = rules.judge(item([number()], [FALLS]), lines, "paper", ["seed 3: it diverged"])
+    assert judged.word is Reproduction.SAME_SHAPE
+    assert "seed 3: it diverged" in judged.why
+
+
+def test_a_failure_is_stated_although_others_are_missing() -> None:
+    missing = Expected(says="it rises", rule="rises", y="accuracy")
+    rises = line("a", (1.0, 2.0))
+    judged = rules.judge(item([], [FALLS, missing]), panel(rises), "paper", ())
+    assert judged.word is Reproduction.DIFFERS
+    assert [one.outcome for one in judged.shapes] == [Outcome.FAILS, Outcome.MISSING]
+
+
+def test_nothing_to_compare_is_no_success() -> None:
+    judged = rules.judge(item(), panel(line("a", *TWO)), "paper", ())
+    assert judged.word is Reproduction.UNDECIDED
+
+
+def test_an_exact_item_needs_no_seeds() -> None:
+    lines = panel(line("a", (1.0,), exact=True))
+    judged = rules.judge(item([number()]), lines, "paper", ())
+    assert judged.word is Reproduction.REPRODUCED
+
+
+def test_best_is_the_largest_value_of_each_seed() -> None:
+    lines = [line("a", (0.1, 0.9, None, 0.5), (0.2, 0.3, 0.7, 0.6)), line("b", (0.5,), (0.5,))]
+    found = rules.compared(number(0.8, 1.3, x="best"), panel(*lines))
+    assert found.ours is not None
+    assert found.ours.mean == pytest.approx(0.8)
+    assert found.outcome is Outcome.HOLDS
+    assert outcome(lines, "above", x="best", by=-1.0) is Outcome.HOLDS
+    empty = rules.compared(number(0.8, 1.0, x="best"), panel(line("a", (0.1,), (None,))))
+    assert empty.outcome is Outcome.MISSING

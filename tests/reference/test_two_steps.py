@@ -22,6 +22,7 @@ from leakaudit.core.reconstruction import Certificate
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
+from leakaudit.protocols.declared import constant
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring.scoring import score
 from leakaudit.views.extraction import hearing
@@ -54,20 +55,19 @@ def estimate(trace: Trace, assumed: str = "auto", who: str = NODE) -> list[Gradi
 
 def printed(trace: Trace, own: Tensor, others: Tensor, t: int, update: str) -> Tensor:
     """The right sides of the thesis, for models (R, c) of a node and the sum of its neighbours."""
-    params: dict[str, Any] = dict(trace.params)
-    rho, d = params["rho"], 2
+    rho, d = constant(trace, "rho"), 2
     if update == "exact":
         return rho * d * (own[t] + own[t + 2]) - 2 * rho * others[t + 1]
     pull = 2 * rho * others[t + 2]
     if update == "gradient":
-        a = 1 / params["alpha"]
+        a = 1 / constant(trace, "alpha")
         return (
             (rho * d - a) * (own[t + 2] - own[t])
             + a * own[t + 3]
             + (2 * rho * d - a) * own[t + 1]
             - pull
         )
-    mu = params["mu"]
+    mu = constant(trace, "mu")
     return (
         (rho * d - mu) * own[t + 1]
         + (mu + rho * d) * own[t + 3]

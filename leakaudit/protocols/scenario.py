@@ -39,7 +39,7 @@ class Scenario:
         data: Name of the data set.
         samples: Records per node.
         split: How the records are divided among the nodes.
-        classes: Classes of the data set that are used, such as ``0,1``; empty for all.
+        classes: Classes of the data set that are used, such as ``0,1``; or ``all``.
         rows: Scale of the records: ``raw``, ``unit`` (norm 1) or ``range`` (features in [0, 1]).
         labels: ``classes``; or ``signs`` (-1 and +1) or ``one-hot``, targets of the squared loss.
         reduction: Whether the objective of a node is the ``mean`` or the ``sum`` over its records.
@@ -66,7 +66,7 @@ class Scenario:
     data: str = "faces"
     samples: int = 1
     split: str = "iid"
-    classes: str = ""
+    classes: str = "all"
     rows: str = "raw"
     labels: str = "classes"
     reduction: str = "mean"

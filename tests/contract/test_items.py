@@ -11,6 +11,8 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers import PAPERS, ROWS, drawing, items
 from leakaudit.judging.papers.items import Item
 from leakaudit.judging.papers.row import folder
+from leakaudit.reporting.results.cell_files import CellResult
+from leakaudit.runs.reproducing import gather
 from leakaudit.runs.reproducing.plan import plan
 
 EVERY = items.every()
@@ -154,6 +156,31 @@ def test_a_file_that_is_wrong_says_where(tmp_path: Path, old: str, new: str, wor
     with pytest.raises(LeakauditError, match=re.escape(words)) as caught:
         items.load(path, "own")
     assert "fig1.toml" in str(caught.value)
+
+
+def test_a_stride_takes_every_so_many_rounds_of_the_protocol(tmp_path: Path) -> None:
+    path = tmp_path / "fig1.toml"
+    path.write_text(GOOD.replace('name = "two"', 'name = "two"\nstride = 3', 1))
+    made = plan(items.load(path, "own"))
+    results = {}
+    for key, cell in made.cells.items():
+        curves = {"loss": tuple(float(t) for t in range(8))}
+        results[key] = CellResult(
+            config=cell.config(),
+            status="done",
+            says="",
+            constants={},
+            records=0,
+            findings=(),
+            refused=(),
+            reasons={},
+            curves=curves,
+        )
+    (panel,) = gather.panels(made, results)
+    one, two = panel.lines
+    assert [*one.runs.values()] == [tuple(map(float, range(8)))]
+    assert [*two.runs.values()] == [(0.0, 3.0, 6.0)]
+    assert two.x == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ ROUND = "round"  # the horizontal axis of curves
 LAST = "last"
 FIRST = "first"
 EVERY = "every"
+BEST = "best"  # the largest value of a line
 ANY = "any"
 OWN = "own"  # the paper of a file that a user names
 # Further names of the papers, as users may know them.
@@ -71,7 +72,7 @@ class Printed(_Entry, frozen=True, kw_only=True):
 
     line: str  # name of the line of ours
     y: str  # quantity of ours
-    x: Place = LAST  # place on the horizontal axis
+    x: Place = LAST  # place on the horizontal axis, or `best`
     value: float
     tolerance: float  # largest distance that still counts as reproduced
     place: str  # where the paper prints it
@@ -86,7 +87,7 @@ class Expected(_Entry, frozen=True, kw_only=True):
     rule: Rule
     lines: tuple[str, ...] = ()  # names of lines, empty for all
     y: str
-    x: Place = LAST  # place on the horizontal axis, or `every` or `any`
+    x: Place = LAST  # place on the horizontal axis, or `every`, `any` or `best`
     by: float = 0.0  # margin of the comparison
     between: tuple[Place, ...] = ()  # two places to compare, the first and the last by default
     value: float | None = None  # number that is compared with, if the rule needs one
@@ -107,6 +108,7 @@ class Line(_Entry, frozen=True, kw_only=True):
     name: str
     scenario: Table = {}
     sweep: Table = {}
+    stride: Count = 1  # rounds of the protocol in a round of the figure, with x = "round"
     small: Change = Change()
 
 
@@ -194,7 +196,7 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 
 def load(path: Path, paper: str) -> Item:
     """Read and check the file of an item."""
-    name = path.name.removesuffix(".toml")
+    name = path.stem
     file = config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}")
     item = file.decode(_ItemFile, partial(Item, paper=paper, name=name))
     _check(item, file)
@@ -233,7 +235,7 @@ def of_paper(name: str) -> str:
 
 
 def _named(name: str, known: Sequence[Item]) -> list[Item]:
-    if name.endswith(".toml"):
+    if Path(name).suffix == ".toml":
         return [load(Path(name), OWN)]
     start, slash, rest = name.partition("/")
     paper = of_paper(start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from leakaudit.judging.papers.items import FIRST, LAST, Place
+from leakaudit.judging.papers.items import BEST, FIRST, LAST, Place
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.intervals import Interval
 
@@ -73,6 +73,8 @@ class MeasuredLine:
 
     def at(self, x: Place) -> Values:
         """Return the values of all seeds at a place, None for missing ones."""
+        if x == BEST:
+            return {seed: _largest(values) for seed, values in self.runs.items()}
         k = self.index(x)
         if k is None:
             return dict.fromkeys(self.runs)
@@ -80,10 +82,18 @@ class MeasuredLine:
 
     def estimate(self, k: int) -> Estimate | None:
         """Return the estimate at an index, None if a seed has no value."""
-        values = [*self.column(k).values()]
-        if not values or any(value is None for value in values):
+        return self.estimate_of(self.column(k))
+
+    def estimate_at(self, x: Place) -> Estimate | None:
+        """Return the estimate at a place, None if a seed has no value there."""
+        return self.estimate_of(self.at(x))
+
+    def estimate_of(self, values: Values) -> Estimate | None:
+        """Return the estimate of the values of all seeds, None if one is missing."""
+        known = [value for value in values.values() if value is not None]
+        if not known or len(known) < len(values):
             return None
-        return Estimate.of([value for value in values if value is not None], self.exact)
+        return Estimate.of(known, self.exact)
 
     def estimates(self) -> Iterator[tuple[Place | None, Estimate | None]]:
         """Yield the estimate of each place; None is the place of a level."""
@@ -102,6 +112,10 @@ class Panel:
     axis: str  # name of the horizontal axis
     lines: tuple[MeasuredLine, ...]
     logarithmic: bool = False
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def same_place(one: Place, other: Place) -> bool:

@@ -68,7 +68,8 @@ def _line(
     if axis == ROUND:
         curves = {}
         for key, cell in line.cells.items():
-            curves[cell.scenario.seed] = _curve(results.get(key), panel.y)
+            curve = _curve(results.get(key), panel.y)
+            curves[cell.scenario.seed] = curve[:: line.stride]
         longest = max(map(len, curves.values()), default=0)
         return MeasuredLine(line.name, panel.y, tuple(range(longest)), curves, why=why)
     places = tuple(line.sweep.axes.get(axis, ()))

@@ -31,6 +31,7 @@ class LinePlan:
     sweep: SweepPlan
     table: Mapping[str, Any]  # the file of this sweep, with its tables `scenario` and `sweep`
     versions: Mapping[str, str | None]
+    stride: int = 1  # rounds of the protocol in a round of the figure
 
     @cached_property
     def cells(self) -> dict[str, PlannedCell]:
@@ -119,7 +120,7 @@ def _line(
     table = {"scenario": scenario, "sweep": sweep}
     name = f"{item.full_name}, line {line.name}"
     made = tables.of(config.ConfigTable(table, name, name), f"{name}, scenario")
-    return LinePlan(line.name, made, table, versions)
+    return LinePlan(line.name, made, table, versions, line.stride)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

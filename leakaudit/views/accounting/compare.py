@@ -385,7 +385,9 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
         return replace(comparison, verdict=Verdict.UNSUPPORTED, why=why)
     limit = claim.epsilon * (1 + ROUNDING)
     shown = comparison
-    if bound.reached is not None:
+    if bound.least is not None:
+        shown = replace(shown, least=bound.least.epsilon(claim.delta))
+    elif bound.reached is not None:
         shown = replace(shown, least=gaussian.epsilon(claim.delta, bound.reached))
     guarantee = bound.guarantee
     if guarantee is not None:

@@ -69,20 +69,23 @@ def _true_difference(done: FinishedRun, node: int, t: int, by: int) -> Tensor:
     )
 
 
-def _printed(done: FinishedRun) -> float:
-    """Return the largest relative error of eq. (2.13) if the models are known.
+def from_models(done: FinishedRun, node: int) -> Tensor:
+    """Return g^t - g^{t+2} by eq. (2.13) from all models, (R - 2, d) for t = 1 .. R - 2.
 
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
     """
     w = done.truth.states["w"]
     rho = constant(done.trace, "rho")
+    around = list(done.trace.graph.neighbours[node])
+    own = w[:, node]
+    return rho * len(around) * (own[1:-2] + own[3:]) - 2 * rho * w[2:-1, around].sum(1)
+
+
+def _printed(done: FinishedRun) -> float:
+    """Return the largest relative error of eq. (2.13) if the models are known."""
     errors = []
     for node in range(done.trace.graph.nodes):
-        around = list(done.trace.graph.neighbours[node])
-        for t in range(1, len(w) - 2):
-            said = rho * len(around) * (w[t, node] + w[t + 2, node]) - 2 * rho * w[
-                t + 1, around
-            ].sum(0)
+        for t, said in enumerate(from_models(done, node), 1):
             true = _true_difference(done, node, t, 2)
             errors.append(float((said - true).norm() / true.norm()))
     return max(errors)

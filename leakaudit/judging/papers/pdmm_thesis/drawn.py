@@ -1,4 +1,4 @@
-"""The PDMM thesis: the random geometric graphs that its networks are."""
+"""The PDMM thesis: its random graphs, and its figures of inexact updates with known models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
+from leakaudit.core.leak import GradientLeak
+from leakaudit.inversion import attacking
 from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
-from leakaudit.judging.papers.runs import fresh
+from leakaudit.judging.papers.pdmm_thesis.claims import THESIS, from_models
+from leakaudit.judging.papers.runs import FinishedRun, fresh, run
+from leakaudit.scoring.scoring import score
 
 NODES = (20, 60, 100)  # the thesis' networks have 60 and 100 nodes
 GRAPHS = {"small": 2_000, "paper": 20_000}  # of each size
 TOGETHER = 500  # graphs whose matrices are multiplied at once
+STEPS = (1, 5, 10, 20, 50, 100)  # k_max of Figure 6.2
+STEPS_OF_IMAGES = (1, 5, 20, 100)  # k_max of Figure 6.3
+ROUNDS = 100
+IMAGES = ("faces", "photos")
+ATTACK = {"steps": 30, "restarts": 1, "adam_steps": 0}  # 30 iterations, as in section 5.4
 
 
 def connected(
@@ -54,3 +63,63 @@ def _fig_3_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
         DrawnLine("1 - 1 / N^2", NODES, least),
     )
     return DrawnItem((DrawnPanel("connected", "share of connected graphs", "nodes N", lines),))
+
+
+@draws("pdmm-thesis/fig6.2")
+def _fig_6_2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+    lines = []
+    for steps in STEPS:
+        errors = []
+        for seed in seeds:
+            settings = {**THESIS["set"], "k_max": steps}
+            done = run(**{**THESIS, "set": settings, "rounds": ROUNDS, "seed": seed})
+            errors.append(_input_errors(done))
+        times = range(1, ROUNDS - 1)
+        lines.append(DrawnLine(f"k_max = {steps}", times, runs=errors))
+    said = "mean Euclidean error of the inputs, eq. (6.9)"
+    return DrawnItem((DrawnPanel("error", said, "round t", lines, logarithmic=True),))
+
+
+def _input_errors(done: FinishedRun) -> list[float]:
+    """Return the mean distance of the inputs from the ratios of eqs. (5.12) and (5.13), by t."""
+    distances = []
+    for node in range(done.trace.graph.nodes):
+        difference = from_models(done, node)
+        x, _ = done.truth.of(node)
+        found = difference[:, :-1] / difference[:, -1:]
+        distances.append((found - x.double()).norm(dim=1))
+    return list(map(float, torch.stack(distances).mean(0)))
+
+
+@draws("pdmm-thesis/fig6.3")
+def _fig_6_3(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+    lines = []
+    for data in IMAGES:
+        values = [[_psnr(data, steps, seed) for steps in STEPS_OF_IMAGES] for seed in seeds]
+        lines.append(DrawnLine(data, STEPS_OF_IMAGES, runs=values))
+    return DrawnItem((DrawnPanel("psnr", "PSNR, dB", "k_max", lines),))
+
+
+def _psnr(data: str, steps: int, seed: int) -> float:
+    """Return the PSNR of a node's image from the first difference of eq. (2.13)."""
+    settings = {"rho": 0.4, "alpha": 0.1, "k_max": steps, "hidden": 100}
+    network = {"nodes": 6, "graph": "ring", "rounds": 3, "seed": seed, "wires": "none"}
+    done = run(**network, data=data, model="mlp", set=settings)
+    models = done.truth.states["w"][1:, 0]
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.arange(1, 4),
+        combination=torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64),
+        value=from_models(done, 0),
+        std=torch.full((1,), 1e-15, dtype=torch.float64),
+        columns=(0, models.shape[1]),
+        theta=models,
+        batch=1,
+        records=1,
+        theta_rounds=torch.arange(1, 4),
+        estimate="the equation assumes an exact local update",
+    )
+    found = attacking.attack_one(leak, done.plan.task, "differential", fresh(seed), **ATTACK)
+    (scored,) = score([found], done.truth)
+    assert scored.psnr is not None
+    return float(scored.psnr[0] or 0.0)

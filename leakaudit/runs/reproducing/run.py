@@ -61,6 +61,7 @@ class StoredOutcome(Struct, frozen=True, kw_only=True):
 
     word: str
     why: str
+    deviation: str  # the printed number that ours is farthest from
     scale: str
     seeds: int
     complete: bool
@@ -125,6 +126,16 @@ class Reproduced:
         if self.item.claims and not self.claims:
             return "its claims were not evaluated"
         return self._claims_in_words() if self.item.claims else self.item.missing
+
+    @property
+    def deviation(self) -> str:
+        """The printed number from which ours is farthest, in units of its tolerance; in words."""
+        numbers = () if self.judged is None else self.judged.numbers
+        known = [one for one in numbers if one.deviation is not None]
+        if not known:
+            return ""
+        worst = max(known, key=lambda one: abs(one.deviation or 0.0) / (one.printed.tolerance or 1))
+        return worst.says
 
     @property
     def sentence(self) -> str:
@@ -196,6 +207,7 @@ class Reproduced:
             "place": item.place,
             "word": self.word,
             "why": self.why,
+            "deviation": self.deviation,
             "scale": self.plan.scale,
             "own_size": self.plan.own_size,
             "seeds": len(self.plan.seeds),
@@ -315,10 +327,16 @@ class ReproductionRun:
             why = f"it cannot be run here: {self.blocked[item.full_name]}"
             judged = Judged(Reproduction.UNDECIDED, why)
             left += len(plan.cells)
+        elif item.drawn and (self.interrupted or expired()):
+            judged = Judged(Reproduction.UNDECIDED, "it was not run to its end")
+            left += 1
         elif item.drawn:
-            drawn = drawing.function_of(item)(plan.scale, plan.seeds)
-            panels = drawing.panels_of(drawn, plan.seeds)
-            note = drawn.note
+            try:
+                drawn = drawing.function_of(item)(plan.scale, plan.seeds)
+                panels = drawing.panels_of(drawn, plan.seeds)
+                note = drawn.note
+            except LeakauditError as error:
+                troubles.append(str(error))
         elif item.plan is not None:
             store = Store(self.place(item))
             results = _results(store, plan)

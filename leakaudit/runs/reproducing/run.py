@@ -157,8 +157,8 @@ class Reproduced:
         """How the verdict is coloured."""
         if self.judged is None and self.claims:
             return grading.most_severe(grading.VERDICTS[row.verdict] for row in self.claims)
-        if self.word == Reproduction.DIFFERS:
-            return "error"
+        if self.judged is not None and self.judged.word is Reproduction.DIFFERS:
+            return "error" if self.judged.firm else "warning"
         if self.word in (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE):
             return "note"
         return "warning"

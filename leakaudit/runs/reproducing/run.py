@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -232,17 +233,17 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
     ours: Json = None
     deviation: Json = None
     if one.ours is not None:
-        ours = encoded(one.ours.mean)
-        deviation = encoded(one.deviation)
+        ours = _plain(one.ours.mean)
+        deviation = _plain(one.deviation)
         if one.ours.interval is not None:
-            interval = [encoded(end) for end in one.ours.interval]
+            interval = [_plain(end) for end in one.ours.interval]
     return {
         "line": printed.line,
         "quantity": printed.y,
         "x": printed.x,
         "place": printed.place,
         "read_off_a_picture": printed.figure,
-        "printed": encoded(printed.value),
+        "printed": _plain(printed.value),
         "tolerance": printed.tolerance,
         "ours": ours,
         "interval": interval,
@@ -250,6 +251,11 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
         "outcome": str(one.outcome),
         "why": one.why,
     }
+
+
+def _plain(value: float | None) -> Json:
+    """Return a number as JSON, None for what is not above minus infinity, such as NaN."""
+    return encoded(value) if value is not None and value > -math.inf else None
 
 
 @dataclass

@@ -108,7 +108,7 @@ class RGAP(Attack):
     )
     cost: ClassVar[str] = (
         "one singular value decomposition per layer and up to a few thousand backward passes; "
-        "1 to 10 s for a small network"
+        "2 to 25 s for a small network"
     )
 
     steps: int = param(30, "maximum number of L-BFGS steps at each weight of total variation")

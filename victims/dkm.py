@@ -78,6 +78,7 @@ class DKM(SimulatedVictim):
         "(epsilon, delta) of one broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     )
     separable: ClassVar[bool] = True
+    noise_constant: ClassVar[str] = "factor"
     regular: ClassVar[bool] = True
     noiseless: ClassVar[Mapping[str, Setting]] = {"mechanism": "none"}
 
@@ -99,16 +100,17 @@ class DKM(SimulatedVictim):
     sensitivity: float = param(
         0.0, "largest change of one release by one record; 0: Delta_K of Theorem 1", "Delta"
     )
+    factor: float = param(1.0, "factor of the noise that the mechanism prescribes")
     bound: float = param(1.0, "largest |T(x) - x| of a record, for Theorem 1", "B")
     records: int = param(0, "records per agent, for Theorem 1; 0 if unknown", "N")
     horizon: int = param(0, "iterations of Theorem 1; set automatically when recording", "K")
 
     def __post_init__(self) -> None:
-        positive = self.gamma > 0 and self.bound > 0 and 0 < self.alpha <= 1
+        positive = min(self.gamma, self.bound, self.factor) > 0 and 0 < self.alpha <= 1
         counts = min(self.l1, self.fade, self.batch, self.records, self.horizon)
         if not (positive and counts >= 0):
             raise LeakauditError(
-                "dkm: expected gamma, bound > 0, 0 < alpha <= 1 "
+                "dkm: expected gamma, bound, factor > 0, 0 < alpha <= 1 "
                 "and l1, fade, batch, records, horizon >= 0"
             )
         if not (self.epsilon > 0 and 0 < self.delta < 0.5 and self.sensitivity >= 0):
@@ -214,8 +216,8 @@ class DKM(SimulatedVictim):
 
     def _of_broadcast(self, graph: Graph) -> Claim:
         """Return the claim of one broadcast: the mechanism's theorem at Delta."""
-        noise = self._noise(graph)
-        assert noise is not None
+        required = calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        assert required is not None
         source, norm = SOURCES[self.mechanism]
         moved = f"one record changes a broadcast by at most Delta = {self._delta(graph):g}"
         assumes = [f"{moved} in {norm} norm"]
@@ -228,12 +230,13 @@ class DKM(SimulatedVictim):
             delta=0.0 if self.mechanism == "laplace" else self.delta,
             adjacency=ADJACENCY,
             neighbours=Adjacency.REPLACE,
-            std=noise.std,
+            std=required.std,
             rounds=1,
             assumes=tuple(assumes),
             sensitivity=self._moved,
             classic=self.mechanism == "gaussian",
             calibrated_to=self._delta(graph),
+            met=self.factor >= 1,
         )
 
     def _of_all(self, one: Claim, rounds: int, graph: Graph) -> Claim:
@@ -262,18 +265,23 @@ class DKM(SimulatedVictim):
 
     @property
     def _moved(self) -> float:
-        """Return how far a gradient may move: for a broadcast to move by Delta, or by B.
+        """Return how far a gradient may move at the same x: for a broadcast to move by Delta.
 
-        The three operators are nonexpansive functions of gamma times the gradient.
+        The three operators are nonexpansive functions of gamma times the gradient. With Delta_K, T
+        moves by 2 B at most, since |T(x) - x| <= B for each record; gd averages over them.
         """
-        if not self.sensitivity:  # |T(x) - x| = gamma |g| is at most B for each of the records
-            return replaced(self.bound / self.gamma, self.batch, self.records)
+        if not self.sensitivity:
+            averaged = self.batch if self.operator == "gd" else 1
+            return replaced(self.bound / self.gamma, averaged, self.records)
         return self.sensitivity / (self.alpha * self.gamma)
 
     def _noise(self, graph: Graph) -> Noise | None:
         if self.mechanism == "none":
             return None
-        return calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        required = calibrated(self.mechanism, self.epsilon, self.delta, self._delta(graph))
+        assert required is not None
+        scaled = {name: getattr(required, name) * self.factor for name in ("scale", "width")}
+        return replace(required, **scaled)
 
     def _delta(self, graph: Graph) -> float:
         """Return Delta, the sensitivity for which the noise is calibrated."""

@@ -194,7 +194,8 @@ class ListenerOptions(Options):
         "rounds that the adversary observes, A to B - 1 (default: all)", metavar="A:B"
     )
     knows: str | None = option(
-        "constants and public tensors that the adversary knows, e.g. rho,theta (default: all)",
+        "constants and public tensors that the adversary knows, e.g. rho,theta, or none; it "
+        "computes others from the messages if they determine them (default: all)",
         metavar="NAMES",
     )
 

@@ -37,8 +37,8 @@ LEVELS = {"error": "bold red", "warning": "yellow", "note": "green"}
 
 class _OutputOptions(PageOptions):
     output: Path | None = option(
-        "folder for pages, figures and results (default leakaudit-out); with --claims, the file "
-        "to write (default: stdout)",
+        "folder for pages, figures and results, leakaudit-out unless given; with --claims, the "
+        "file to write instead of stdout",
         "-o",
         metavar="PATH",
     )
@@ -86,10 +86,8 @@ class _Options(SharedOptions):
 @command(
     "reproduce",
     "reproduce published figures, tables and theorems; re-evaluate privacy claims",
-    "Runs published figures and tables of decentralised learning again, and compares the printed "
-    "numbers with ours. Without an item, it lists all of them. The same command continues an "
-    "interrupted run.",
-    "leakaudit reproduce",
+    "Runs published figures, tables and theorems again, and compares the printed numbers with "
+    "ours; the same command continues an interrupted run. Without an item, it lists all of them.",
     "leakaudit reproduce thesis/appendix-fig4 -o out/",
     "leakaudit reproduce dp-norm --scale paper --seeds 5",
     "leakaudit reproduce --claims --paper dp-norm",
@@ -210,8 +208,8 @@ def _say_item(one: Reproduced) -> None:
     if one.judged is None:
         return
     columns = [
-        *(Column("quantity"), Column("line"), Column("printed", True), Column("ours", True)),
-        *(Column("deviation", True), Column("outcome")),
+        *(Column("quantity"), Column("line"), Column("at"), Column("printed", True)),
+        *(Column("ours", True), Column("deviation", True), Column("outcome")),
     ]
     rows = []
     for number in one.judged.numbers:
@@ -219,7 +217,8 @@ def _say_item(one: Reproduced) -> None:
         deviation = "" if number.deviation is None else f"{number.deviation:+.3g}"
         ours = "missing" if number.ours is None else in_words(number.ours)
         outcome = str(number.outcome)
-        rows.append([printed.y, printed.line, f"{printed.value:.4g}", ours, deviation, outcome])
+        value = f"{printed.value:.4g}"
+        rows.append([printed.y, printed.line, str(printed.x), value, ours, deviation, outcome])
     if rows:
         out.print(table(columns, rows, width))
     for shape in one.judged.shapes:

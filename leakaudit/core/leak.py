@@ -51,6 +51,8 @@ class GradientLeak(CardDisplay):
         others: Sorted nodes whose records count as well, if only a mean over nodes is determined.
         estimate: Why the values are an estimate whose error `std` does not contain, so that no
             certificate can rest on them; empty if they are determined.
+        statistics: Round -> layer -> mean and variance (c,) of the node's batch in this layer, as
+            far as the node disclosed them.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -79,6 +81,7 @@ class GradientLeak(CardDisplay):
     training: Training | None = None
     others: tuple[int, ...] = ()
     estimate: str = ""
+    statistics: Mapping[int, Mapping[str, tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""

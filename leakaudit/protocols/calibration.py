@@ -21,6 +21,7 @@ EXACT = "exact"
 METHODS = ("claim", EXACT)
 # Constants that every noisy victim has, unless it declares them itself.
 EPSILON = "epsilon"
+STD = "sigma"  # name of the noise that an epsilon replaces
 HELPS = {
     EPSILON: "if given, the noise is set for it: by the paper's theorem, or with "
     "--calibrate exact by the exact view of the strongest adversary",
@@ -72,6 +73,11 @@ class Calibrated:
         return dict(vars(self))
 
 
+def replaces(known: Collection[str], constant: str) -> bool:
+    """Return whether an epsilon stands in place of the noise, and not beside its factor."""
+    return constant == STD or EPSILON not in known
+
+
 def added(known: Collection[str], constant: str) -> tuple[str, ...]:
     """Return the constants that a victim takes besides its own, if it has noise."""
     if constant not in known:
@@ -92,7 +98,7 @@ def target(
         return None
     if constant not in known:
         raise LeakauditError("it adds no noise, so no epsilon can set it")
-    if _number(settings, constant):
+    if _number(settings, constant) and (exact or replaces(known, constant)):
         raise LeakauditError(
             f"expected epsilon or {constant}, got both; epsilon sets {constant} itself"
         )

@@ -340,6 +340,8 @@ class Protocol:
         """Return whether this value of a constant changes the relations, or cannot be declared."""
         try:
             other = replace(cast(Any, self.victim), **{name: value})
+            if not self._drawn_by(other) - self._drawn_by(self.victim) <= self.public.keys():
+                return False  # the public tensors would contain its schedule
             with at_most(self.most), gradients_times(self.summed):
                 changed = other.relations(self.graph, self.start.round, self.public)
         except Unscheduled:  # the run would have published it
@@ -349,6 +351,10 @@ class Protocol:
         before = [r.terms for r in self.start.relations]
         after = [r.terms for r in changed.relations]
         return before != after or changed.vectors != self.start.vectors
+
+    def _drawn_by(self, victim: Victim) -> set[str]:
+        """Return the names of the tensors that a victim draws for its schedule."""
+        return set(victim.schedule(self.graph, 1, Generator().manual_seed(0)))
 
     @cached_property
     def same(self) -> range:

@@ -147,6 +147,7 @@ class _Search:
         scaled = False
         try:
             self._visible()
+            self._active()
             self._quantizer()
             theta = self._theta()
             scaled = self._update(theta)
@@ -210,6 +211,28 @@ class _Search:
         else:
             self._found("z0", 0.0, "no start is sent in round 0")
 
+    def _active(self) -> None:
+        """Count the nodes that send in a round, which is visible on all channels."""
+        if "active" not in self.unknown:
+            return
+        graph = self.view.graph
+        rounds = range(max(1, self.view.rounds.start), self.view.rounds.stop)
+        senders: dict[int, set[int]] = {t: set() for t in rounds}
+        observed = {(src, dst) for src, dst, _ in self.view.channels}
+        for node in range(graph.nodes):
+            if not any((node, j) in observed for j in graph.neighbours[node]):
+                self._unknown("active", "not all nodes are observed")
+                return
+            for j in graph.neighbours[node]:
+                for t in self._messages.sent(node, j):
+                    senders[t].add(node)
+        counts = {len(some) for some in senders.values()}
+        if len(counts) > 1:
+            self._unknown("active", "not in every round equally many nodes send")
+            return
+        (count,) = counts
+        self._found("active", 0 if count == graph.nodes else count, "who sends is visible")
+
     def _quantizer(self) -> None:
         if "quantize" not in self.unknown:
             return
@@ -232,25 +255,26 @@ class _Search:
     def _around(self) -> list[Around]:
         """What is observed around some nodes of each degree, all of whose messages are."""
         messages = self._messages
-        rounds = range(
-            messages.rounds.start, min(messages.rounds.stop, messages.rounds.start + ROUNDS)
-        )
         by_degree = defaultdict[int, list[int]](list)
+        turns = {}
         for node in range(self.view.graph.nodes):
-            if messages.heard(node, rounds):
+            turns[node] = len(messages.turns(node))
+            if turns[node]:
                 by_degree[self.view.graph.degree(node)].append(node)
         if not by_degree:
             raise _Missing("of no node all messages are observed")
-        if len(rounds) < 2:
+        if max(turns.values()) < 2:
             raise _Missing("too few rounds are observed")
         # Nodes whose start is known determine more.
-        for mine in by_degree.values():
-            mine.sort(key=lambda node: (not messages.starts(node), node))
-        order = sorted(by_degree, key=lambda d: (not messages.starts(by_degree[d][0]), d))
+        for degree, mine in by_degree.items():
+            by_degree[degree] = [node for node in mine if turns[node] > 1]
+            by_degree[degree].sort(key=lambda node: (not messages.starts(node), node))
+        known = [degree for degree, mine in by_degree.items() if mine]
+        order = sorted(known, key=lambda d: (not messages.starts(by_degree[d][0]), d))
         found = []
         for degree in order[:DEGREES]:
             for node in by_degree[degree][:NODES]:
-                found.append(messages.around(node, rounds, self._quiet.columns))
+                found.append(messages.around(node, ROUNDS, self._quiet.columns))
         return found
 
     # --- theta ------------------------------------------------------------------------------------
@@ -266,9 +290,7 @@ class _Search:
             over += [(change[k] - change[0], apart[k] - apart[0]) for k in range(1, len(change))]
         if not over:
             raise _Missing("theta requires a node with two neighbours whose messages are observed")
-        y = np.concatenate([pair[0] for pair in over], axis=1)
-        x = np.concatenate([pair[1] for pair in over], axis=1)
-        found = _slope(y, x)
+        found = _slope(over)
         if not found.relative <= self.limit:
             raise _Missing(f"theta: {self._inexact(found)}")
         if 1 < found.value <= 1 + quiet_directions.AGREE * found.error:
@@ -614,18 +636,26 @@ def _together(each: Sequence[Measured]) -> Measured | None:
     return best if all(best.agrees(one.value, one.error) for one in each) else None
 
 
-def _slope(y: Array, x: Array) -> Measured:
-    """Return the slope of y = slope x, from every other row (T, c), checked on the rest."""
-    fitted, held = slice(0, None, 2), slice(1, None, 2)
-    size = float(np.linalg.norm(x[fitted]))
+def _slope(pairs: Sequence[tuple[Array, Array]]) -> Measured:
+    """Return the slope of y = slope x, from every other row (T, c), checked on the rest.
+
+    Args:
+        pairs: Several y and x.
+    """
+    y, x, held_y, held_x = (
+        np.concatenate([pair[one][first::2].ravel() for pair in pairs])
+        for first in (0, 1)
+        for one in (0, 1)
+    )
+    size = float(np.linalg.norm(x))
     if size == 0:
         return Measured(math.nan, math.inf)
-    value = float((x[fitted] * y[fitted]).sum()) / size**2
-    left = float(np.linalg.norm(y[fitted] - value * x[fitted])) / size
-    others = float(np.linalg.norm(x[held]))
+    value = float(x @ y) / size**2
+    left = float(np.linalg.norm(y - value * x)) / size
+    others = float(np.linalg.norm(held_x))
     if others == 0:
         return Measured(value, math.inf)
-    return Measured(value, max(left, float(np.linalg.norm(y[held] - value * x[held])) / others))
+    return Measured(value, max(left, float(np.linalg.norm(held_y - value * held_x)) / others))
 
 
 def _cell(values: Array) -> float:

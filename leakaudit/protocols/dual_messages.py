@@ -14,6 +14,9 @@ from leakaudit.protocols.quiet_directions import Equations
 # Node i sends z_{j|i} to its neighbour j, or its change D_ij. With B = 1 if i < j and otherwise -1,
 #
 #     D_ij' = (1 - theta) D_ij + theta D_ji + 2 rho theta B (w' - w).
+#
+# If only some nodes take part in a round, the same holds from one turn of node i to the next, with
+# the sum of what it received in between as D_ji.
 
 Array = NDArray[np.float64]
 
@@ -36,6 +39,7 @@ class DualMessages:
         if self.kind == "z" and (first > 1 or self.encrypted_start):
             first += 1  # the change of the first message is not known
         self.rounds = range(first, max(first, view.rounds.stop))
+        self._sent: dict[tuple[int, int], list[int]] = {}
 
     def heard(self, node: int, rounds: range) -> bool:
         """Return whether all changes on the channels of a node are known in some rounds."""
@@ -72,23 +76,63 @@ class DualMessages:
         """Return one message (c,) itself."""
         return self._one(t, src, dst, self.kind, None)
 
-    def around(self, node: int, rounds: range, columns: Tensor | None = None) -> Around:
-        """Return the changes on the channels of a node."""
+    def sent(self, src: int, dst: int) -> list[int]:
+        """Return the observed rounds in which a channel carried a message."""
+        if (src, dst) not in self._sent:
+            rounds = range(max(1, self.view.rounds.start), self.view.rounds.stop)
+            found = [t for t in rounds if self.view.has(t, src, dst, self.kind)]
+            self._sent[src, dst] = found
+        return self._sent[src, dst]
+
+    def turns(self, node: int) -> list[int]:
+        """Return the rounds in which a node sent, from which on all changes around it are known.
+
+        Empty if one of its channels is not observed.
+        """
         near = self.view.graph.neighbours[node]
-        sent, came = (
-            np.stack([[self.change(t, a, b, columns) for t in rounds] for a, b in channels])
-            for channels in ([(node, j) for j in near], [(j, node) for j in near])
-        )
+        mine = [self.sent(node, j) for j in near]
+        theirs = [self.sent(j, node) for j in near]
+        if not near or not all([*mine, *theirs]) or any(one != mine[0] for one in mine):
+            return []
+        known = 0
+        if self.kind == "z" and (self.encrypted_start or self.view.rounds.start > 1):
+            known = 1 + max(one[0] for one in (*mine, *theirs))
+        return [t for t in mine[0] if t >= known]
+
+    def around(self, node: int, most: int, columns: Tensor | None = None) -> Around:
+        """Return the changes on the channels of a node, between at most so many of its turns."""
+        near = self.view.graph.neighbours[node]
+        every = self.turns(node)
+        turns = every[:most]
+        stop = every[most] if len(every) > most else self.view.rounds.stop
+        ends = [*turns[1:], stop]
+        sent = np.stack([self._each(node, j, turns, [t + 1 for t in turns], columns) for j in near])
+        came = np.stack([self._each(j, node, turns, ends, columns) for j in near])
         sign = np.array([1.0 if node < j else -1.0 for j in near])[:, None, None]
         start = None
-        if rounds.start == 1 and self.starts(node):
-            start = np.stack(
-                [
-                    [self.start(node, j, columns) for j in near],
-                    [self.start(j, node, columns) for j in near],
-                ]
-            )
+        if self.view.rounds.start <= 1 and every == self.sent(node, near[0]) and self.starts(node):
+            there = [self.start(node, j, columns) for j in near]
+            here = [
+                self.start(j, node, columns) + self._each(j, node, [1], turns[:1], columns)[0]
+                for j in near
+            ]
+            start = np.stack([there, here])
         return Around(node, sign, sent, came, start)
+
+    def _each(
+        self, src: int, dst: int, begins: list[int], ends: list[int], columns: Tensor | None
+    ) -> Array:
+        """Return what one channel changes in each of some spans of rounds, (spans, c)."""
+        times = self.sent(src, dst)
+        found = np.zeros((len(begins), self._width(columns)))
+        for k, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            inside = [t for t in times if begin <= t < end]
+            for t in inside if self.kind == "dz" else inside[-1:]:
+                found[k] += self._one(t, src, dst, self.kind, columns)
+            earlier = [t for t in times if t < begin]
+            if self.kind == "z" and inside and earlier:
+                found[k] -= self._one(earlier[-1], src, dst, self.kind, columns)
+        return found
 
     def _one(self, t: int, src: int, dst: int, kind: str, columns: Tensor | None) -> Array:
         if columns is None:
@@ -102,14 +146,14 @@ class DualMessages:
 
 @dataclass(frozen=True)
 class Around:
-    """The changes of the duals around one node in consecutive rounds, on some columns."""
+    """The changes of the duals around one node from turn to turn, on some columns."""
 
     node: int
     sign: Array  # (d, 1, 1) B of the node towards each neighbour
     sent: Array  # (d, T, c) changes of z_{j|i}
     came: Array  # (d, T, c) changes of z_{i|j}
-    # z_{j|i} and z_{i|j} before the first of these rounds, (2, d, c), if that is round 1 and they
-    # are known
+    # z_{j|i} and z_{i|j} before the first of these turns, (2, d, c), if it is the node's first of
+    # all and they are known
     start: Array | None
 
     def steps(self, theta: float) -> Array:

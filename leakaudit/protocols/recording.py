@@ -109,14 +109,15 @@ class Plan:
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
         scheduled = self.victim.schedule(self.graph, rounds, random)
-        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
+        size = self.task.layout.size
+        public = {"w0": torch.zeros(size), **scheduled}  # only its length counts
         return Protocol(
             self.victim,
             self.graph,
             rounds,
             public,
             records=self.scenario.samples,
-            size=self.task.layout.size,
+            size=size,
             summed=self.scenario.summed,
         )
 

@@ -39,7 +39,7 @@ class Scenario:
         data: Name of the data set.
         samples: Records per node.
         split: How the records are divided among the nodes.
-        classes: Classes of the data set that are used, such as ``0,1``; empty for all.
+        classes: Classes of the data set that are used, such as ``0,1``; or ``all``.
         rows: Scale of the records: ``raw``, ``unit`` (norm 1) or ``range`` (features in [0, 1]).
         labels: ``classes``; or ``signs`` (-1 and +1) or ``one-hot``, targets of the squared loss.
         reduction: Whether the objective of a node is the ``mean`` or the ``sum`` over its records.
@@ -66,7 +66,7 @@ class Scenario:
     data: str = "faces"
     samples: int = 1
     split: str = "iid"
-    classes: str = ""
+    classes: str = "all"
     rows: str = "raw"
     labels: str = "classes"
     reduction: str = "mean"
@@ -173,9 +173,10 @@ class Scenario:
             taken.add(calibration.EPSILON)
         if found is not None:
             taken.update(calibration.HELPS)
+        replaced = found is not None and calibration.replaces(mine, kind.noise_constant)
         rest = {}
         for key, value in self.set.items():
-            if key in mine and not (found is not None and key == calibration.EPSILON):
+            if key in mine and not (key == calibration.EPSILON and replaced):
                 constants[key] = value
             elif key not in taken:
                 rest[key] = value
@@ -198,14 +199,16 @@ class Scenario:
             raise LeakauditError(f"{self.victim}: {error}") from None
 
     def without_epsilon(self) -> Scenario:
-        """Return the scenario with its noise as it is set: no ``epsilon``, nor what goes with it.
+        """Return the scenario with its noise as it is set: no ``epsilon`` in place of it.
 
         Raises:
             LeakauditError: There is no such victim.
         """
         kind = self._kind
-        theirs = calibration.added(registry.parameters(kind), kind.noise_constant)
-        dropped = {calibration.EPSILON, *theirs}
+        mine = registry.parameters(kind)
+        dropped = {*calibration.added(mine, kind.noise_constant)}
+        if calibration.replaces(mine, kind.noise_constant):
+            dropped.add(calibration.EPSILON)
         kept = {name: value for name, value in self.set.items() if name not in dropped}
         return replace(self, set=kept, calibrate=calibration.METHODS[0])
 

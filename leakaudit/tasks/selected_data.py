@@ -27,7 +27,7 @@ def load(
         LeakauditError: It cannot be read, or has no such classes, rows or labels.
     """
     found = data.load(wanted.data, root, download, generator, wanted.held)
-    if wanted.classes:
+    if wanted.classes not in ("all", ""):
         found = _of_classes(found, wanted.classes)
     if wanted.rows != "raw":
         found = _scaled(found, wanted.rows)

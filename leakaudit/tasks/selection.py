@@ -21,12 +21,12 @@ class Selection:
     """What a run takes from a data set, and in which form.
 
     Attributes:
-        classes: Numbers or names of the classes that are used, joined by commas; empty for all.
+        classes: Numbers or names of the classes that are used, joined by commas; or ``all``.
         held: Whether the records of its own test set are read, if it has one.
     """
 
     data: str
-    classes: str = ""
+    classes: str = "all"
     rows: str = "raw"
     labels: str = "classes"
     held: bool = False

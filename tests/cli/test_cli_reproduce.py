@@ -97,7 +97,7 @@ def test_an_item_is_run_and_its_page_says_the_verdict_first(
 ) -> None:
     (small,) = made(capsys, "fig9.toml", "-o", "out")
     assert small["word"] == "SAME SHAPE"
-    assert "small scale: 5 of 8 rounds; one seed has no interval" in small["sentence"]
+    assert "small scale: 5 of 8 rounds; one seed has no interval" in small["why"]
     (paper,) = made(capsys, "fig9.toml", "-o", "out", "--scale", "paper", "--seeds", "3")
     assert paper["word"] == "REPRODUCED"
     assert paper["seeds"] == 3
@@ -182,7 +182,7 @@ def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
     (row,) = found["claims"]
     assert row["row"] == 7
     assert found["word"] == row["verdict"].replace("_", " ")
-    assert found["sentence"].endswith(f"(row 7 of the scoreboard: {found['word']})")
+    assert found["why"] == f"row 7 of the scoreboard: {found['word']}"
 
     def refuse(*_: object) -> None:
         raise AssertionError("evaluated twice")
@@ -198,7 +198,7 @@ def test_data_that_are_missing_are_no_result(
     file.write_text(CURVES.replace('data = "gaussians"', 'data = "npz:none.npz"'))
     (found,) = made(capsys, "fig9.toml", "-o", "out")
     assert found["word"] == "NOT DETERMINED"
-    assert "none.npz" in found["sentence"]
+    assert "none.npz" in found["why"]
     assert not [*Path("out/own/fig9").glob("cells/*")]
 
 

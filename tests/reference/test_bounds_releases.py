@@ -277,3 +277,18 @@ def test_wrong_releases_are_rejected(wrong: object) -> None:
     with pytest.raises(LeakauditError, match="expected"):
         wrong()  # type: ignore[operator]
     assert composed((Release(Additive(1, 1.0), 2),), ONE) == Gdp(math.inf, ONE)
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_the_least_loss_is_below_and_close(case: int) -> None:
+    """What a change attains is rounded down: it never exceeds the upper side, and is near it."""
+    (noise, shift, times), delta = drawn(case)
+    upper = Losses(((noise, shift, times),), ONE)
+    lower = Losses(((noise, shift, times),), ONE, least=True)
+    for target in (delta, 0.1):
+        low, high = lower.epsilon(target), upper.epsilon(target)
+        assert low <= high
+        assert low == high or low >= high * 0.95 - 1e-6
+    fine = FineGrid([(noise, shift, times)])
+    for epsilon in (0.0, 0.2, 1.0):
+        assert lower.delta(epsilon) <= fine.delta(epsilon) * (1 + 1e-4) + 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from leakaudit._util import assignment
 from leakaudit.core import registry
-from leakaudit.core.errors import AttackError
+from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import watching
 from leakaudit.core.reconstruction import Reconstruction
@@ -256,3 +257,67 @@ def test_batch_statistics_help_a_batch_of_four() -> None:
         )
         theirs.append(psnr(attacked("inverting", leak, task, k, steps=300).x, images))
     assert sum(ours) / 2 > sum(theirs) / 2 + 2
+
+
+# --- statistics from a trace, or from a file --------------------------------------------------------------------------
+
+
+def test_statistics_of_the_trace_are_read_and_used() -> None:
+    """Public tensors of the trace that belong to a node's gradient of one round."""
+    import leakaudit as la
+    from leakaudit.core.adversary import Adversary
+    from leakaudit.protocols import recording
+    from leakaudit.protocols.scenario import Scenario
+    from leakaudit.views.extraction import batch_statistics
+
+    scenario = Scenario("fedsgd", 2, "star", 2, "faces", 2, model="resnet10")
+    plan = recording.plan(scenario)
+    trace = recording.record(plan, None).trace
+    (leak, _) = la.leaks(trace)
+    assert leak.theta is not None
+    x = torch.rand(2, 1, 25, 25)
+    at = int(leak.rounds[1])
+    own = priors.batch_statistics(plan.task, leak.theta[1], x)
+    public = dict(trace.public)
+    for layer, (mean, var) in own.items():
+        public[f"statistics.0.{at}.{layer}.mean"] = mean.float()
+        public[f"statistics.0.{at}.{layer}.var"] = var.float()
+    public["statistics.1.1.alone.mean"] = torch.zeros(3)  # without its variance it is none
+    told = replace(trace, public=public)
+    (mine, other) = la.leaks(told)
+    assert set(mine.statistics) == {at}
+    assert set(mine.statistics[at]) == set(own)
+    assert other.statistics == {}
+    attack = registry.configure(registry.get("attacks", "gradinversion"), {"steps": 1, "seeds": 1})
+    assert attack.idle(mine, plan.task) is None
+    assert "no batch statistics" in attack.idle(other, plan.task)
+    found = attack(mine, plan.task, torch.Generator().manual_seed(0))
+    assert found.note.count("batch statistics of the trace") == 1
+    secret = Adversary(knows=frozenset({"w0", "samples"}))
+    assert batch_statistics.of(secret.view(told), 0, [at]) == {}
+
+
+def test_statistics_of_a_file(tmp_path: Path) -> None:
+    task, x = normed_task("train")
+    theta = task.init(torch.Generator().manual_seed(0))
+    y = torch.arange(4)
+    leak = gradient_leak(task, theta, x[:4], y)
+    own = priors.batch_statistics(task, theta, x[:4])
+    arrays = {}
+    for name, (mean, var) in own.items():
+        arrays[f"{name}.mean"] = mean.numpy()
+        arrays[f"{name}.var"] = var.numpy()
+    path = tmp_path / "bn.npz"
+    np.savez(path, **arrays)
+    settings = {"steps": 60, "seeds": 1, "labels": (0, 1, 2, 3)}
+    by_file = attacked("gradinversion", leak, task, file=str(path), **settings)
+    by_value = attacked("gradinversion", leak, task, statistics=own, **settings)
+    assert torch.allclose(by_file.x, by_value.x, atol=1e-6)
+    assert "batch statistics of" in by_file.note
+    arrays.pop("4.var")
+    np.savez(path, **arrays)
+    with pytest.raises(LeakauditError, match=r"arrays 4\.mean and 4\.var of 16 numbers"):
+        attacked("gradinversion", leak, task, file=str(path), **settings)
+    path.write_bytes(b"no archive")
+    with pytest.raises(LeakauditError, match="cannot be read"):
+        attacked("gradinversion", leak, task, file=str(path), **settings)

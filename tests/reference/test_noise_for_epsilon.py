@@ -36,10 +36,10 @@ def scenario(victim: str, method: str = "claim", **constants: Any) -> Scenario:
     )
 
 
-def noise(plan: Plan) -> float:
+def noise(plan: Plan, *beside: str) -> float:
     assert plan.calibrated is not None
     assert plan.scenario.set[plan.calibrated.constant] == plan.calibrated.value
-    assert "epsilon" not in plan.scenario.set
+    assert ("epsilon" in plan.scenario.set) == ("epsilon" in beside)
     return plan.calibrated.value
 
 
@@ -86,6 +86,8 @@ EXACT = [
     ("dpsgd", {"clip": 1.0}),
     ("dpadmm", {}),
     ("dpnorm", {}),
+    ("dkm", {"mechanism": "gaussian", "operator": "pgd", "l1": 0.01}),
+    ("dkm", {"mechanism": "truncated_laplace", "bound": 0.2}),
 ]
 
 
@@ -99,16 +101,30 @@ def test_the_strongest_view_of_a_recording_has_the_epsilon(
     trace, truth = leakaudit.record(asked, file)
     found = made.calibrated
     assert found is not None
-    assert trace.params[found.constant] == noise(made)
+    assert trace.params[found.constant] == noise(made, *(["epsilon"] * (victim == "dkm")))
     assert trace.provenance["calibrated"] == found.to_json()
     told: Any = truth.provenance["scenario"]
     assert told["set"][found.constant] == found.value
     sensitivity = constants.get("sensitivity") or (2.0 if victim in ("fedsgd", "secagg") else None)
     views = leakaudit.bound(file, sensitivity=sensitivity, delta=found.delta, coalitions=1)
-    mus = [one.bound.mu if one.bound.mu is not None else one.bound.node_mu for one in views]
-    assert found.delta is not None
-    worst = max(gaussian.epsilon(found.delta, mu) for mu in mus if mu is not None)
+    worst = max(
+        one.bound.epsilon if one.bound.epsilon is not None else one.bound.node_epsilon or 0.0
+        for one in views
+    )
     assert worst == pytest.approx(1.5, rel=1e-5)
+
+
+def test_the_factor_of_dkm_is_the_price_of_its_mechanism() -> None:
+    """The epsilon stays that of the paper, and its claim is met if the noise is at least as large."""
+    constants: dict[str, Any] = {"mechanism": "gaussian", "epsilon": 1.0}
+    large = planned(scenario("dkm", "exact", **constants))
+    assert large.scenario.set["epsilon"] == 1.0
+    assert noise(large, "epsilon") < 1  # Delta_K is far above what a record can change
+    small = planned(scenario("dkm", "exact", sensitivity=0.1, **constants))
+    assert noise(small, "epsilon") > 1  # six releases are not one
+    for made, met in ((large, False), (small, True)):
+        claims = made.victim.claims(made.graph, 6, {})
+        assert [claim.met for claim in claims if claim.epsilon is not None] == [met, met]
 
 
 def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> None:
@@ -121,6 +137,8 @@ def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> Non
 @pytest.mark.parametrize(
     ("victim", "method", "constants", "says"),
     [
+        ("dkm", "exact", {"epsilon": 1.0, "factor": 2.0}, "epsilon or factor, got both"),
+        ("dkm", "claim", {"mechanism": "laplace", "factor": 0.0}, "factor > 0"),
         ("nids", "claim", {"epsilon": 1.0}, "nids: its paper claims no epsilon .* calibrate=exact"),
         ("fedsgd", "claim", {"epsilon": 1.0}, "fedsgd: its paper claims no epsilon"),
         ("recal", "claim", {"epsilon": 1.0, "sigma": 0.1}, "epsilon or sigma, got both"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,13 @@ def test_it_converges_to_the_optimum(settings: dict[str, Any]) -> None:
     victim = PDMM(active=2, alpha=0.2, **settings)
     w = record(victim, RING, 3000, wires=False).truth_record.states["w"][-1].numpy()
     assert np.abs(w - OPTIMUM).max() < 1e-9
+
+
+def test_a_recording_from_before_the_option_had_everybody_active() -> None:
+    trace = record(PDMM(), RING, 4).trace
+    older = replace(trace, params={k: v for k, v in trace.params.items() if k != "active"})
+    assert declared.protocol_of(older).defaulted == ()
+    assert len(la.leaks(older)) == NODES
 
 
 # --- what leaks -----------------------------------------------------------------------------------

@@ -194,6 +194,7 @@ def test_infinity_is_reproduced_by_infinity() -> None:
 
 # --- verdicts ---------------------------------------------------------------------------------
 
+RISES: tuple[Row, ...] = ((1.0, 2.0), (1.0, 2.1), (1.0, 1.9))
 TWO = ((2.0, 1.01), (2.0, 1.02))
 ONE = ((2.0, 1.01),)
 
@@ -242,7 +243,10 @@ ONE = ((2.0, 1.01),)
             Reproduction.UNDECIDED,
             "a result is missing",
         ),
-        (((1.0, 2.0),), [], {}, "paper", Reproduction.DIFFERS, "not true that the loss falls"),
+        (((1.0, 2.0),), [], {}, "paper", Reproduction.DIFFERS, "in these runs: the loss falls"),
+        (RISES, [], {}, "paper", Reproduction.DIFFERS, "it is not true that the loss falls"),
+        (RISES, [], {"small": "less"}, "small", Reproduction.DIFFERS, "not seen in these runs"),
+        (RISES, [], {"stand_in": "b for a"}, "paper", Reproduction.DIFFERS, "not seen in these"),
     ],
 )
 def test_a_verdict_is_no_stronger_than_its_weakest_input(
@@ -255,14 +259,14 @@ def test_a_verdict_is_no_stronger_than_its_weakest_input(
 ) -> None:
     judged = rules.judge(item(printed, [FALLS], **more), panel(line("a", *runs)), scale, ())
     assert judged.word is word
-    assert why in judged.sentence
+    assert why in judged.why
 
 
 def test_a_failed_cell_is_named_and_forbids_the_best_word() -> None:
     lines = panel(line("a", *TWO))
     judged = rules.judge(item([number()], [FALLS]), lines, "paper", ["seed 3: it diverged"])
     assert judged.word is Reproduction.SAME_SHAPE
-    assert "seed 3: it diverged" in judged.sentence
+    assert "seed 3: it diverged" in judged.why
 
 
 def test_a_failure_is_stated_although_others_are_missing() -> None:

@@ -162,6 +162,7 @@ def test_a_bound_counts_the_sum() -> None:
         made = plan.declared
         assert made.clipped is not None
         (bound,) = view_bounds(made, Adversary(), [0], made.clipped.sensitivity, 1e-5)
+        assert bound.mu is not None
         found.append(bound.mu)
     assert found[0] == pytest.approx(COUNT * found[1])
 

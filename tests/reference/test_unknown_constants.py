@@ -23,7 +23,7 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring.scoring import score
 
 LOCAL = ("rho", "update", "alpha", "k_max", "mu")
-ALL = frozenset(("theta", "differential", "z0", "quantize", *LOCAL))
+ALL = frozenset(("theta", "differential", "z0", "quantize", "active", *LOCAL))
 CLOSE = 1e-6
 RUNS = 50  # in the slow test
 FEW = 2
@@ -51,6 +51,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "exact, admm": ({**LOGISTIC, "update": "exact", "theta": 0.5}, "products"),
     "ring": ({"graph": "ring"}, "one number"),
     "ring, several steps": ({"graph": "ring", "k_max": 3}, "one number"),
+    "asynchronous": ({"active": 4, "rounds": 40}, "products"),
+    "asynchronous, zero start": ({"active": 4, "rounds": 40, "z0": 0.0}, "all"),
+    "asynchronous, plain": (
+        {"active": 4, "rounds": 40, "differential": False, "z0": 0.0, "k_max": 2},
+        "all",
+    ),
     "quantised": ({"quantize": 1e-3}, "nothing"),
     "one logit, many records": ({**LOGISTIC, "samples": 12}, "local update"),
 }
@@ -102,16 +108,16 @@ def expect(name: str, seed: int) -> None:
     origins = {one.subject: one.origin for one in found.evidence}
     verified = {name for name, origin in origins.items() if origin is Origin.VERIFIED}
     values = found.values
-    for constant in verified & {"differential", "update", "k_max"}:
+    for constant in verified & {"differential", "update", "k_max", "active"}:
         assert values[constant] == true[constant], constant
-    for constant in verified - {"differential", "update", "k_max"}:
+    for constant in verified - {"differential", "update", "k_max", "active"}:
         assert near(values[constant], true[constant]), (constant, values[constant])
     assert all(one.detail for one in found.evidence)  # what is not determined has a reason
     assert found.scaled == (determined in ("products", "one number"))
     used = USED[true["update"]]
     local = {"update", "rho", *used}
     if determined == "nothing":
-        assert verified == {"differential", "quantize"}
+        assert verified == {"differential", "quantize", "active"}
         assert "rounded to multiples of 0.001" in found.why_not("theta")
         return
     assert "theta" in verified
@@ -204,7 +210,7 @@ def test_an_adversary_without_constants_recovers_the_inputs(changes: dict[str, A
     trace, truth, plan = run(2, alpha=0.05, rho=0.4, **changes)
     leak = la.leaks(trace, Adversary(knows=frozenset()), nodes=[0])[0]
     assert leak.theta is None  # their scale, or the steps between them, are not known
-    assert "computed from the messages: differential = True" in leak.scope
+    assert "computed from the messages: active = 0, differential = True" in leak.scope
     assert "not determined: " in leak.scope
     found = attacking.attack_one(leak, plan.task, "exact", torch.Generator().manual_seed(0))
     assert found.certificate is Certificate.EXACT
@@ -253,6 +259,7 @@ def test_messages_of_another_protocol_give_no_constants() -> None:
     assert {one.subject for one in found.evidence if one.origin is Origin.VERIFIED} == {
         "differential",
         "quantize",
+        "active",
     }
     assert "do not satisfy the equations" in found.why_not("theta")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -288,6 +288,18 @@ def test_theorem_1_says_that_it_does_not_cover_random_times() -> None:
         "synchronous exchanges (section V), which this run does not have"
     }
     assert random.epsilon == plain.epsilon
+
+
+def test_a_recording_from_before_the_option_was_synchronous() -> None:
+    """It states no order, and its public tensors contain no times of messages."""
+    trace, _ = recorded(DPNorm(sigma=0.3), rounds=3)
+    older = replace(trace, params={k: v for k, v in trace.params.items() if k != "order"})
+    protocol = declared.protocol_of(older)
+    assert protocol.unstated == ("order",)
+    assert protocol.defaulted == ()
+    later, _ = recorded(DPNorm(sigma=0.3, inner=2, order="random"), rounds=3)
+    untold = replace(later, params={k: v for k, v in later.params.items() if k != "order"})
+    assert declared.protocol_of(untold).defaulted == ("order",)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from leakaudit.theory.bounds.mechanisms import Additive
 from leakaudit.theory.bounds.releases import Release, composed
 from leakaudit.theory.relations import Relations, alone, shifts
 from leakaudit.views.accounting import basis as grounds
-from leakaudit.views.accounting.adversaries import around
+from leakaudit.views.accounting.adversaries import around, named
 from leakaudit.views.accounting.compare import compare
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
@@ -53,7 +53,7 @@ def bound(made: Protocol, smoothness: float | None = None, who: str = "eavesdrop
 
 def priced(made: Protocol, moves: list[float]) -> float:
     """Return epsilon of the victim's noise, for a change of each release."""
-    noise = made.victim._noise()  # type: ignore[attr-defined]
+    noise = made.victim._noise(made.graph)  # type: ignore[attr-defined]
     same = Additive(noise.power, noise.scale, noise.width)
     parts = tuple(Release(same, made.size, l2=one) for one in moves)
     return composed(parts, Adjacency.REPLACE).epsilon(DELTA)
@@ -92,7 +92,7 @@ def test_with_a_smoothness_the_changes_of_a_record_add_up(fade: float) -> None:
 def test_gaussian_noise_has_the_same_value_by_both_ways() -> None:
     """Release by release, the mu of a gradient step is the one that the exact view has."""
     made = protocol(mechanism="gaussian")
-    std = made.victim._noise().std  # type: ignore[attr-defined]
+    std = made.victim._noise(made.graph).std  # type: ignore[attr-defined]
     known = alone(made.whole, 0)
     assert known is not None
     targets = known.gradients(0)
@@ -208,6 +208,28 @@ def test_a_claim_that_is_exceeded_is_open_and_one_that_is_not_is_kept() -> None:
     plain = kept.to_json()
     assert plain["mu"] is None
     assert plain["releases"][0]["law"] == "truncated_laplace"  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize("who", ["eavesdropper", "node:1"])
+def test_the_printed_truncated_gaussian_is_refuted_by_what_constant_gradients_attain(
+    who: str,
+) -> None:
+    """Theorem 6 claims (.5, .001) of one broadcast; a change of one coordinate has delta .238 at .5."""
+    made = protocol(1, mechanism="truncated_gaussian")
+    noise = made.victim._noise()  # type: ignore[attr-defined]
+    threats = named([Adversary.parse(who)], [0], made.graph.nodes)
+    (found,) = compare(made, threats)
+    assert found.claim is not None
+    if who != "eavesdropper":  # it does not observe all of these messages
+        assert (found.verdict, found.least) == (Verdict.INCONCLUSIVE, None)
+        return
+    assert found.verdict is Verdict.REFUTED
+    assert found.least is not None
+    assert (found.claim.epsilon, found.claim.delta) == (0.5, 1e-3)
+    assert noise.delta(0.5, 0.15) == pytest.approx(0.238, abs=1e-3)
+    assert found.exact is not None
+    assert 3 < found.least < found.exact
+    assert noise.delta(found.least * 0.99, 0.15) > 1e-3 * (1 + 1e-6)
 
 
 def test_an_unknown_sensitivity_has_no_value() -> None:

@@ -106,6 +106,11 @@ def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Te
     return {name: of_batch(seen) for name, seen in inputs(task, theta, x, names).items()}
 
 
+def normalisations(task: Task) -> dict[str, int]:
+    """Return the number of channels of each batch normalisation layer, by its name."""
+    return {name: module.num_features for name, module in _norms(task)}
+
+
 def running_statistics(task: Task) -> Statistics | None:
     """Return the model's own statistics (``bn=eval``), by layer.
 

@@ -156,12 +156,14 @@ def _calibrated(
     bare = scenario.without_epsilon()
     bare = replace(bare, set={**bare.set, wanted.constant: 1.0})
     base = where.plan(bare, shared)
+    known = registry.parameters(type(base.victim))
+    sensitivity = None if "sensitivity" in known else wanted.sensitivity
     plan = AuditPlan(
         bare,
         epsilon=(wanted.epsilon,),
         constant=wanted.constant,
         delta=wanted.delta,
-        sensitivity=wanted.sensitivity,
+        sensitivity=sensitivity,
         smoothness=wanted.smoothness,
         adversaries=("eavesdropper", *(f"node:{i}" for i in range(base.graph.nodes))),
         table="scenario",

@@ -15,51 +15,32 @@ from leakaudit.judging.papers.row import folder
 
 @dataclass(frozen=True)
 class DrawnLine:
-    """One line of a drawn item: of a closed form, or of several random runs.
-
-    Attributes:
-        name: Name in the legend.
-        x: Places on the horizontal axis.
-        y: One value per place, if nothing is random; None for one that does not exist.
-        runs: Otherwise, such values for each seed, in the order of the seeds.
-    """
+    """One line of a drawn item: of a closed form, or of several random runs."""
 
     name: str
-    x: Sequence[Place]
+    x: Sequence[Place]  # places on the horizontal axis
+    # one value per place if nothing is random, None for one that does not exist
     y: Sequence[float | None] = ()
-    runs: Sequence[Sequence[float | None]] = ()
+    runs: Sequence[Sequence[float | None]] = ()  # otherwise, such values for each seed in order
 
 
 @dataclass(frozen=True)
 class DrawnPanel:
-    """One pair of axes of a drawn item.
+    """One pair of axes of a drawn item."""
 
-    Attributes:
-        y: Name of the quantity, as printed numbers and expectations call it.
-        title: Name of the vertical axis.
-        axis: Name of the horizontal axis.
-        lines: The lines.
-        logarithmic: Whether the vertical axis is.
-    """
-
-    y: str
-    title: str
-    axis: str
+    y: str  # name of the quantity, as printed numbers and expectations call it
+    title: str  # name of the vertical axis
+    axis: str  # name of the horizontal axis
     lines: Sequence[DrawnLine]
-    logarithmic: bool = False
+    logarithmic: bool = False  # whether the vertical axis is
 
 
 @dataclass(frozen=True)
 class DrawnItem:
-    """What the function of an item returns.
+    """What the function of an item returns."""
 
-    Attributes:
-        panels: The axes of the published picture, or one for each column of a table.
-        note: A remark for the page.
-    """
-
-    panels: Sequence[DrawnPanel]
-    note: str = ""
+    panels: Sequence[DrawnPanel]  # axes of the published picture, or columns of a table
+    note: str = ""  # a remark for the page
 
 
 # Computes an item at a scale, `small` or `paper`, with some seeds.

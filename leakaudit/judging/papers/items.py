@@ -196,7 +196,7 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 
 def load(path: Path, paper: str) -> Item:
     """Read and check the file of an item."""
-    name = path.name.removesuffix(".toml")
+    name = path.stem
     file = config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}")
     item = file.decode(_ItemFile, partial(Item, paper=paper, name=name))
     _check(item, file)
@@ -235,7 +235,7 @@ def of_paper(name: str) -> str:
 
 
 def _named(name: str, known: Sequence[Item]) -> list[Item]:
-    if name.endswith(".toml"):
+    if Path(name).suffix == ".toml":
         return [load(Path(name), OWN)]
     start, slash, rest = name.partition("/")
     paper = of_paper(start)

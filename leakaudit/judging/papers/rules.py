@@ -26,6 +26,8 @@ from leakaudit.judging.papers.items import (
 )
 from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup
 
+TOLD = 2  # most tests of one expectation whose numbers are stated
+
 
 class Outcome(StrEnum):
     """The outcome of one test."""
@@ -55,7 +57,10 @@ MEANT = {
         "what the paper shows holds, but no printed number was compared at the paper's own size "
         "with several seeds"
     ),
-    Reproduction.DIFFERS: "a printed number is missed, or something that the paper shows fails",
+    Reproduction.DIFFERS: (
+        "a printed number is missed, or something that the paper shows is not seen; with one seed, "
+        "a small scale or a stand-in, this says nothing about the paper yet"
+    ),
     Reproduction.UNDECIDED: "our own runs do not tell: seeds disagree, or results are missing",
     Reproduction.LOST: "the paper, or our copy of it, does not say enough to run it",
 }
@@ -105,11 +110,7 @@ class Judged:
     why: str  # what it rests on, or what is missing
     numbers: tuple[ComparedNumber, ...] = ()
     shapes: tuple[TestedShape, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """The verdict with its reason."""
-        return f"{self.word} ({self.why})" if self.why else str(self.word)
+    firm: bool = True  # whether a difference is one from the paper, and not from a smaller run
 
 
 def in_words(ours: Estimate) -> str:
@@ -210,7 +211,9 @@ def tested(expected: Expected, panels: Sequence[Panel]) -> TestedShape:
     outcomes = [test.outcome for test in tests]
     outcome = _any(outcomes) if expected.x == ANY else _all(outcomes)
     shown = [test for test in tests if test.outcome is outcome] or tests
-    words = "; ".join(test.found for test in shown[:3])
+    words = "; ".join(test.found for test in shown[:TOLD])
+    if len(shown) > TOLD:
+        words = f"{words}; and {len(shown) - TOLD} more"
     why = [line.why for line in lines if line.why]
     if outcome is Outcome.MISSING and why:
         words = f"{words} ({why[0]})"
@@ -392,7 +395,9 @@ def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[st
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)
     if Outcome.FAILS in outcomes:
-        return Judged(Reproduction.DIFFERS, f"{_failed(numbers, shapes)}; {ran}", numbers, shapes)
+        firm = own_size and not item.stand_in and seeds != 1
+        says = f"{_failed(numbers, shapes, firm)}; {ran}"
+        return Judged(Reproduction.DIFFERS, says, numbers, shapes, firm)
     if not outcomes and not troubles:
         why = "nothing that the paper shows can be tested at this scale"
         return Judged(Reproduction.UNDECIDED, why)
@@ -433,11 +438,13 @@ def _ran(item: Item, own_size: bool, seeds: int) -> str:
     return f"{counted(seeds, 'seed')}, {size}" if seeds else size
 
 
-def _failed(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape]) -> str:
+def _failed(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape], firm: bool) -> str:
+    """Return what fails; unless the runs are those of the paper, it was only not seen in them."""
     failed = [one.says for one in numbers if one.outcome is Outcome.FAILS]
+    says = "it is not true that" if firm else "not seen in these runs:"
     for shape in shapes:
         if shape.outcome is Outcome.FAILS:
-            failed.append(f"it is not true that {shape.expected.says}")
+            failed.append(f"{says} {shape.expected.says}")
     more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
     return f"{failed[0]}{more}"
 

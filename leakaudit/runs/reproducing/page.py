@@ -263,7 +263,7 @@ def _first(found: Reproduced) -> Overview:
         advice.append((text, f"leakaudit reproduce {item.full_name} --scale paper"))
     if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
         seeds = max(3, 2 * len(found.plan.seeds))
-        advice.append(("Run more seeds.", f"{found.command.split(' --seeds')[0]} --seeds {seeds}"))
+        advice.append(("Run more seeds.", found.command_with(seeds)))
     notes = [text for text in (item.note, found.note) if text]
     facts = [
         ("published as", f"{item.paper}, {item.place}"),

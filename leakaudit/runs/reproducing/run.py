@@ -60,7 +60,7 @@ class StoredOutcome(Struct, frozen=True, kw_only=True):
     """What is read of the record of an item; it has further entries."""
 
     word: str
-    sentence: str
+    why: str
     scale: str
     seeds: int
     complete: bool
@@ -118,15 +118,18 @@ class Reproduced:
         return str(Reproduction.LOST)
 
     @property
+    def why(self) -> str:
+        """What the verdict rests on, or what is missing."""
+        if self.judged is not None:
+            return self.judged.why
+        if self.item.claims and not self.claims:
+            return "its claims were not evaluated"
+        return self._claims_in_words() if self.item.claims else self.item.missing
+
+    @property
     def sentence(self) -> str:
         """The verdict with its reason."""
-        if self.judged is not None:
-            return self.judged.sentence
-        if self.item.claims and not self.claims:
-            return f"{Reproduction.UNDECIDED} (its claims were not evaluated)"
-        if self.item.claims:
-            return f"{self.word} ({self._claims_in_words()})"
-        return f"{Reproduction.LOST} ({self.item.missing})"
+        return f"{self.word} ({self.why})" if self.why else self.word
 
     def _claims_in_words(self) -> str:
         counts = Counter(row.verdict for row in self.claims)
@@ -143,8 +146,8 @@ class Reproduced:
         """How the verdict is coloured."""
         if self.judged is None and self.claims:
             return grading.most_severe(grading.VERDICTS[row.verdict] for row in self.claims)
-        if self.word == Reproduction.DIFFERS:
-            return "error"
+        if self.judged is not None and self.judged.word is Reproduction.DIFFERS:
+            return "error" if self.judged.firm else "warning"
         if self.word in (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE):
             return "note"
         return "warning"
@@ -152,11 +155,15 @@ class Reproduced:
     @property
     def command(self) -> str:
         """The command that repeats it."""
+        return self.command_with(len(self.plan.seeds))
+
+    def command_with(self, seeds: int) -> str:
+        """Return the command that runs it with another number of seeds."""
         words = ["leakaudit reproduce", self.item.full_name]
         if self.plan.scale != "small":
             words.append(f"--scale {self.plan.scale}")
         if self.plan.lines:
-            words.append(f"--seeds {len(self.plan.seeds)}")
+            words.append(f"--seeds {seeds}")
         return " ".join(words)
 
     def to_json(self) -> dict[str, Json]:
@@ -188,7 +195,7 @@ class Reproduced:
             "title": item.title,
             "place": item.place,
             "word": self.word,
-            "sentence": self.sentence,
+            "why": self.why,
             "scale": self.plan.scale,
             "own_size": self.plan.own_size,
             "seeds": len(self.plan.seeds),

@@ -57,8 +57,7 @@ class Entry:
     def why(self) -> str:
         """The verdict's reason, without its word."""
         if self.outcome is not None:
-            said = self.outcome.sentence.removeprefix(self.outcome.word).strip()
-            return said.removeprefix("(").removesuffix(")")
+            return self.outcome.why
         return self.item.missing if self.item.state == "not determined" else ""
 
     @property
@@ -73,7 +72,7 @@ class Entry:
         item = self.item
         last: Json = None
         if self.outcome is not None:
-            kept = ("word", "sentence", "scale", "seeds", "complete", "seconds")
+            kept = ("word", "why", "scale", "seeds", "complete", "seconds")
             last = {name: getattr(self.outcome, name) for name in kept}
         return {
             "item": item.full_name,

@@ -49,10 +49,12 @@ class Losses(Guarantee):
     Attributes:
         releases: (noise, largest change of the number, how often) of each kind of release.
         adjacency: The pairs of data sets that the changes compare.
+        least: Whether to round to the other side, so that the changes attain every value.
     """
 
     releases: tuple[tuple[Additive, float, int], ...]
     adjacency: Adjacency
+    least: bool = False
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on the smallest delta, over both directions, which are equal."""
@@ -64,7 +66,10 @@ class Losses(Guarantee):
             if k < len(losses):  # sum over losses l above epsilon of p (1 - e^(epsilon - l))
                 rest = above[k] - math.exp(epsilon - losses[k]) * discounted[k]
         rounding = ROUNDING * (1 + sum(times for _, _, times in self.releases) / MANY)
-        return min(1.0, self.lost + (1 - self.lost) * (max(0.0, rest) + rounding))
+        total = self.lost + (1 - self.lost) * max(0.0, rest)
+        if self.least:
+            return max(0.0, total - rounding)
+        return min(1.0, total + rounding)
 
     def epsilon(self, delta: float) -> float:
         """Inverse of `delta`; inf below the probability of an outcome that identifies the data."""
@@ -79,7 +84,8 @@ class Losses(Guarantee):
         count: Counter[tuple[Additive, float]] = Counter()
         for noise, shift, times in self.releases + other.releases:
             count[noise, shift] += times
-        return Losses(tuple((*one, times) for one, times in count.items()), self.adjacency)
+        kinds = tuple((*one, times) for one, times in count.items())
+        return Losses(kinds, self.adjacency, self.least or other.least)
 
     @cached_property
     def lost(self) -> float:
@@ -102,7 +108,7 @@ class Losses(Guarantee):
         step = _range(moving) / half
         spectrum: NDArray[np.complex128] = np.ones(half + 1, np.complex128)
         for noise, shift, times in moving:
-            losses, chance = _on_grid(noise, shift, step)
+            losses, chance = _on_grid(noise, shift, step, least=self.least)
             places = np.rint(losses / step).astype(np.int64) % POINTS
             circle = np.zeros(POINTS)
             np.add.at(circle, places, chance)
@@ -151,7 +157,9 @@ def _largest(noise: Additive, shift: float) -> float:
     return (2 * edge - shift) * shift / noise.scale**2
 
 
-def _on_grid(noise: Additive, shift: float, step: float) -> tuple[Floats, Floats]:
+def _on_grid(
+    noise: Additive, shift: float, step: float, *, least: bool = False
+) -> tuple[Floats, Floats]:
     """Return losses (m,), multiples of a step, and their probabilities (m,) if no loss is inf."""
     count = max(1, math.ceil(_largest(noise, shift) / step))
     ends: Floats = step * np.arange(-count, count + 1, dtype=np.float64)
@@ -169,6 +177,8 @@ def _on_grid(noise: Additive, shift: float, step: float) -> tuple[Floats, Floats
     there[-1] = 0.0
     mine = np.maximum(here[:-1] - here[1:], 0) / here[0]
     other = np.maximum(there[:-1] - there[1:], 0) / here[0]
+    if least:  # every loss is rounded down
+        return ends, np.append(mine, 0.0)
     # mine = low + high, other = low e^-l + high e^-(l + step)
     with np.errstate(divide="ignore", over="ignore"):
         scaled = np.exp(np.log(other) + ends[:-1])

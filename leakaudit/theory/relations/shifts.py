@@ -44,6 +44,9 @@ class Shifts:
     # whether a prox of the node's own loss is used, which must be convex
     convex: bool
     smooth: bool  # whether gradients move with their models, by the smoothness
+    # noise -> its shift if all targets change by one vector of length 1, without the sensitivity:
+    # what constant gradients attain. None if a nonlinear step lies between.
+    of_constant: Mapping[int, float] | None
 
 
 def shifts(
@@ -73,7 +76,8 @@ def shifts(
     same_model = dict(zip(places(targets), map(float, moves), strict=True))
     bounds = _Bounds(knowledge, same_model, smoothness, anywhere=anywhere)
     bounds.run()
-    return Shifts(bounds.of_noise, bounds.convex, bounds.smooth)
+    linear = bounds.of_constant
+    return Shifts(bounds.of_noise, bounds.convex, bounds.smooth, linear)
 
 
 class _Bounds:
@@ -94,6 +98,7 @@ class _Bounds:
         self.smoothness = smoothness
         self.anywhere = anywhere
         self.of_noise: dict[int, float] = {}
+        self.of_constant: dict[int, float] | None = {}
         self.convex = False
         self.smooth = False
         self._size: dict[
@@ -252,6 +257,10 @@ class _Bounds:
                 rest[atom] = -c / form[fresh]
         self._forms[fresh] = rest
         self.of_noise[fresh] = sum(abs(float(c)) * self._size[atom] for atom, c in rest.items())
+        if self.of_constant is not None and rest.keys() <= self.same_model.keys():
+            self.of_constant[fresh] = abs(float(sum(rest.values())))
+        else:
+            self.of_constant = None
 
 
 def _add(total: dict[int, Fraction], form: Form, factor: Fraction) -> None:

@@ -208,7 +208,8 @@ def assumed_sensitivity(
 
     if asked is not None:
         return AssumedSensitivity(asked, f"as specified{allowed(asked)}", True, asked=True)
-    for claim in claims:
+    # What a theorem assumes of the data holds or not, whatever noise is added.
+    for claim in (*claims, *protocol.claims):
         if claim.sensitivity:
             origin = f"as the claim assumes{allowed(claim.sensitivity)}"
             return AssumedSensitivity(claim.sensitivity, origin, True)
@@ -384,7 +385,9 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
         return replace(comparison, verdict=Verdict.UNSUPPORTED, why=why)
     limit = claim.epsilon * (1 + ROUNDING)
     shown = comparison
-    if bound.reached is not None:
+    if bound.least is not None:
+        shown = replace(shown, least=bound.least.epsilon(claim.delta))
+    elif bound.reached is not None:
         shown = replace(shown, least=gaussian.epsilon(claim.delta, bound.reached))
     guarantee = bound.guarantee
     if guarantee is not None:

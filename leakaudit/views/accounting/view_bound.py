@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,9 +22,10 @@ from leakaudit.core.verdict import APART, Holds
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.losses import Losses
 from leakaudit.theory.bounds.mechanisms import Additive
 from leakaudit.theory.bounds.releases import Release, composed
-from leakaudit.theory.relations import Turns, Vector, account, drift, largest, reached
+from leakaudit.theory.relations import Relations, Turns, Vector, account, drift, largest, reached
 from leakaudit.views.accounting import basis as grounds
 from leakaudit.views.accounting.basis import Basis
 from leakaudit.views.accounting.node_view import NodeView, Views, released, stronger_views
@@ -81,6 +82,8 @@ class ViewBound:
     # and how far a change of all data of the node does
     releases: tuple[Release, ...] = ()
     node_releases: tuple[Release, ...] = ()
+    # what a record attains whose gradients are constant and change in one coordinate
+    least: Losses | None = None
     basis: Basis | None = None  # the basis of these values; None if there are none
     # certificate of every gradient, see `leakaudit.theory.relations.Bound`
     certificate: tuple[int, ...] = ()
@@ -270,7 +273,7 @@ def _unscaled(mu: float | None) -> float | None:
 def _in_every_batch(found: ViewBound) -> ViewBound:
     if found.leaking:
         return found
-    return replace(found, attained=None, linear=None, reached=None, every_batch=True)
+    return replace(found, attained=None, linear=None, reached=None, least=None, every_batch=True)
 
 
 def _is_finite(found: ViewBound) -> bool:
@@ -295,6 +298,9 @@ def _contradicts(found: ViewBound) -> bool:
 
     The two are computed in different ways, so this would show a defect of leakaudit.
     """
+    upper = found.guarantee
+    if upper is not None and found.least is not None:
+        return found.least.epsilon(found.delta) > upper.epsilon(found.delta) * (1 + APART)
     if found.mu is None or found.reached is None:
         return False
     return found.reached > found.mu * (1 + APART)
@@ -573,6 +579,8 @@ def _released(
                 f"{vectors[k].label} is {vectors[k].law} noise on an unknown number of coordinates"
             )
         count[Release(noise, protocol.size or 1, l2=empty.sensitivity * size)] += 1
+    if moved.of_constant is not None and _hears_everything(known.declared, empty.adversary):
+        empty = replace(empty, least=_constant(vectors, moved.of_constant, empty.sensitivity))
     made = tuple(replace(one, times=times) for one, times in count.items())
     if len(made) > KINDS:
         made = _fewer(made)
@@ -595,6 +603,24 @@ def _released(
     smooth = smoothness if moved.smooth else None
     basis = Basis(ground, grounds.ALL_MESSAGES, smooth, by_release=True)
     return replace(found, basis=basis)
+
+
+def _hears_everything(declared: Relations, adversary: Adversary) -> bool:
+    """Return whether the adversary observes what one does who observes all messages of a node."""
+    secure = any(vector.secure for vector in declared.vectors)
+    heard = adversary.hears == "all" and not secure
+    return heard and adversary.window is None and adversary.knows == "all"
+
+
+def _constant(
+    vectors: Sequence[Vector], of_constant: Mapping[int, float], sensitivity: float
+) -> Losses:
+    """Return the losses of a record whose gradients are constant and change in one coordinate."""
+    count: Counter[tuple[Additive, float]] = Counter()
+    for k, size in of_constant.items():
+        count[_noise(vectors[k]), sensitivity * size] += 1
+    kinds = tuple((*one, times) for one, times in count.items())
+    return Losses(kinds, Adjacency.REPLACE, least=True)
 
 
 def _fewer(releases: Sequence[Release]) -> tuple[Release, ...]:

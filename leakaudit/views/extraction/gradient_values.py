@@ -17,6 +17,7 @@ from leakaudit.core.adversary import CHUNK, View
 from leakaudit.core.leak import GradientLeak
 from leakaudit.theory.relations import Expression, Knowledge, Vector, determined, estimate, explain
 from leakaudit.theory.relations.estimate import Estimate
+from leakaudit.views.extraction import batch_statistics
 from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
 from leakaudit.views.extraction.sums import mean
 
@@ -141,6 +142,7 @@ def _leak(
         formula=text,
         scope="; ".join(filter(None, (found.scope, deduction.rests_on))),
         theta_rounds=torch.tensor(model_rounds),
+        statistics=batch_statistics.of(view, found.node, rounds),
     )
 
 

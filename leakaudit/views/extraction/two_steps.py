@@ -85,7 +85,9 @@ def leak(deduction: Deduction, node: int, rounds: int, assumed: Update = "auto")
             f"two-step differences need {AHEAD[update] + 1} observed rounds, got {len(seen)}"
         )
     if not messages.heard(node, seen):
-        raise NotDetermined("not all messages of the node are observed")
+        raise NotDetermined(
+            "two-step differences need all messages of the node, in every observed round"
+        )
     models = _backwards(messages, node, rows + AHEAD[update])
     value = _differences(view, update, models, view.graph.degree(node), rows)
     last = None if deduction.scaled else _last_model(messages, seen)

@@ -10,6 +10,7 @@ import torch
 
 from leakaudit._util.bisection import crossing, geometric
 from leakaudit._util.plain import Figures
+from leakaudit.core.trace import Graph
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import finish, fresh, listed, planned, run
@@ -159,6 +160,24 @@ def _truncated_laplace() -> Iterator[Judgement]:
     )
 
 
+def sensitivity(graph: Graph, alphas: Sequence[float], records: int) -> float:
+    """Return the bound of Theorem 1 for B = 1, with Metropolis weights.
+
+    2 sum_k alpha_k / (N M) + 4 sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}
+
+    Args:
+        alphas: Relaxations of the iterations, alpha_k.
+        records: Of an agent, N.
+    """
+    weights = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
+    mixing = float(torch.linalg.eigvalsh(weights)[:-1].abs().max())  # lambda
+    past = far = 0.0
+    for alpha in alphas:
+        far += (1 + 2 * alpha) * past
+        past = mixing * past + alpha
+    return 2 * sum(alphas) / (records * graph.nodes) + 4 * far
+
+
 @judges(12)
 def _sensitivity() -> Iterator[Judgement]:
     rounds = 40
@@ -189,19 +208,8 @@ def _sensitivity() -> Iterator[Judgement]:
         .norm(dim=2)
     )
     bound = float(steps.max())
-    mixing = float(
-        torch.linalg.eigvalsh(matrix(metropolis(plan.graph), torch.zeros(0, dtype=torch.float64)))[
-            :-1
-        ]
-        .abs()
-        .max()
-    )
-    total = past = far = 0.0
-    for _ in range(rounds):
-        far += (1 + 2 * alpha) * past
-        past = mixing * past + alpha
-        total += alpha
-    theorem = 2 * bound * total / (records * 5) + 4 * bound * far
+    theorem = bound * sensitivity(plan.graph, [alpha] * rounds, records)
+    total = alpha * rounds
     moved = float((w[-1].mean(0) - other[-1].mean(0)).norm())
     trivial = 2 * bound * total
     shown = float((w[1:] - other[1:]).norm(dim=2).max())

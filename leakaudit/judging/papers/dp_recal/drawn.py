@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,3 +173,108 @@ def _conversion(scale: str, seeds: Sequence[int]) -> DrawnItem:
     ]
     title = f"epsilon at delta = {DELTA:g}"
     return DrawnItem([DrawnPanel("epsilon", title, "rho", lines, logarithmic=True)])
+
+
+# --- Tables I to III: what a fixed accuracy takes -------------------------------------------------
+
+PRECISION = 1e-6  # relative error that counts as converged
+MOST = 300  # rounds, or activations per agent, until which it is looked for
+FEATURES = 8
+RECORDS = 20  # of an agent
+RIDGE = 0.1
+CURVATURE = 2.6  # the largest of an agent's loss, about: 20 records of N(0, 1), 8 features
+PENALTIES = (0.1, 0.3, 1.0)  # in units of the largest curvature, like the step sizes below
+BATON = 2  # vectors that are passed at once, which Table IV counts as one communication
+
+
+def _choices(method: str) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the victim of a method, and the step sizes of which it has the best."""
+    big = CURVATURE
+    if method == "NIDS":
+        return "nids", [{"alpha": scale / big} for scale in (0.7, 1.0, 1.4)]
+    if method == "EXTRA":
+        return "extra", [{"alpha": scale / big} for scale in (0.3, 0.45, 0.6)]
+    if method == "ADMM":
+        return "pvpadmm", [{"eta": scale * big} for scale in PENALTIES]
+    if method == "RW-ADMM":
+        return "rwadmm", [{"rho": scale * big} for scale in PENALTIES]
+    steps: list[Mapping[str, Any]] = []
+    for scale in PENALTIES:  # tau_i (L_i / 2 + 2 s_i) = 0.8
+        steps.append({"s": str(scale * big), "tau": str(0.8 / (big * (0.5 + 2 * scale)))})
+    return "recal", steps
+
+
+METHODS = ("RECAL", "RW-ADMM", "ADMM", "EXTRA", "NIDS")
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What it took a method to reach `PRECISION`; None if it did not."""
+
+    plf: float | None
+    messages: float | None
+
+
+def needed(method: str, graph: str, nodes: int, seed: int) -> Needed:
+    """Return what a method takes with the best of its step sizes."""
+    victim, choices = _choices(method)
+    tried = [_tried(victim, constants, graph, nodes, seed) for constants in choices]
+    return min(tried, key=lambda one: math.inf if one.plf is None else one.plf)
+
+
+def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, seed: int) -> Needed:
+    walks = victim in ("recal", "rwadmm")
+    plan = planned(
+        victim=victim,
+        nodes=nodes,
+        graph=graph,
+        rounds=MOST * nodes if walks else MOST,
+        data=f"regression:{nodes * RECORDS},{FEATURES},0.5",
+        samples=RECORDS,
+        model="linear",
+        seed=seed,
+        curves=True,
+        wires="none",
+        set={**constants, "l2": RIDGE, "bias": False},
+    )
+    done = finish(plan)
+    reached = (done.truth.states["relative_error"] <= PRECISION).nonzero()
+    if not len(reached):
+        return Needed(None, None)
+    until = int(reached[0, 0])
+    plf = until
+    if walks:
+        plf = int(torch.bincount(done.trace.public["active"][:until]).max())
+    sent = plan.victim.messages(plan.graph, until, plan.graph.edges)
+    return Needed(float(plf), sent / BATON if victim == "recal" else float(sent))
+
+
+def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> DrawnItem:
+    sizes = (4, 8, 16) if scale == "paper" else (4, 8)
+    lines: dict[str, list[DrawnLine]] = {"plf": [], "messages": []}
+    for method in METHODS:
+        found = [[needed(method, graph, size, seed) for size in sizes] for seed in seeds]
+        for y, made in lines.items():
+            runs = [[getattr(one, y) for one in row] for row in found]
+            made.append(DrawnLine(method, sizes, runs=runs))
+    titles = {"plf": "privacy leakage frequency", "messages": "communications"}
+    panels = []
+    for y, made in lines.items():
+        title = f"{titles[y]} until a relative error of {PRECISION:g}"
+        panels.append(DrawnPanel(y, title, "agents", made, logarithmic=True))
+    return DrawnItem(panels)
+
+
+@draws("dp-recal/table1")
+def _complete(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    return _complexity("complete", scale, seeds)
+
+
+@draws("dp-recal/table2")
+def _circular(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    return _complexity("ring", scale, seeds)
+
+
+@draws("dp-recal/table3")
+def _general(scale: str, seeds: Sequence[int]) -> DrawnItem:
+    return _complexity("rgg", scale, seeds)

@@ -241,7 +241,7 @@ def without_scale(found: ViewBound) -> ViewBound:
         epsilon = None
     if _unscaled(found.node_mu) is None:
         node_epsilon = None
-    return replace(found, epsilon=epsilon, node_epsilon=node_epsilon, per_unit=True)
+    return replace(found, epsilon=epsilon, node_epsilon=node_epsilon, least=None, per_unit=True)
 
 
 def _plain(release: Release) -> dict[str, Json]:
@@ -579,7 +579,9 @@ def _released(
                 f"{vectors[k].label} is {vectors[k].law} noise on an unknown number of coordinates"
             )
         count[Release(noise, protocol.size or 1, l2=empty.sensitivity * size)] += 1
-    if moved.of_constant is not None and _hears_everything(known.declared, empty.adversary):
+    sure = not (protocol.missing or protocol.begun)  # every message was sent and received
+    heard = sure and _hears_everything(known.declared, empty.adversary)
+    if moved.of_constant is not None and heard:
         empty = replace(empty, least=_constant(vectors, moved.of_constant, empty.sensitivity))
     made = tuple(replace(one, times=times) for one, times in count.items())
     if len(made) > KINDS:

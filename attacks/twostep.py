@@ -51,7 +51,7 @@ class TwoStep(Attack):
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require the two-step estimate, and a leak that the second attack can use."""
         if not leak.estimate:
-            return "it attacks its own estimate of the gradients, by attack=twostep"
+            return 'it reads its own estimate of gradients: leaks(trace, estimator="auto")'
         if not 1 <= self.difference <= len(leak.value):
             return f"expected difference between 1 and {len(leak.value)}, got {self.difference}"
         return self._second(leak, task).refuses(self._one(leak), task)

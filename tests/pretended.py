@@ -215,7 +215,8 @@ def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
     """
     for name in names:
         kept = recording.record(recording.plan(Scenario(**SCENARIOS.get(name, PDMM))), None)
-        (leak,) = hearing.leaks(kept.trace, nodes=[0])
+        estimator = attacking.estimator(name, {})
+        (leak,) = hearing.leaks(kept.trace, nodes=[0], estimator=estimator)
         settings = {"steps": 2} if name == "inverting" else {}
         tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
         if name == "idlg":

@@ -50,7 +50,8 @@ def strength(row: dict[str, Any], seed: int) -> tuple[float, int, float]:
     """Median PSNR in dB of the records of the node attacked, the number bit for bit, and the share of the labels found."""
     recorder = recording.record(recording.plan(Scenario(**row["scenario"], seed=seed)), None)
     adversary = Adversary(corrupt=frozenset(row.get("corrupt", [])))
-    leaks = hearing.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"))
+    estimator = attacking.estimator(row["attack"], row.get("set", {}))
+    leaks = hearing.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"), estimator)
     (found,) = attacking.attack(
         leaks, row["attack"], generator=Generator().manual_seed(seed), **row.get("set", {})
     )

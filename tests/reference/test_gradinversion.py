@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,13 +304,13 @@ def test_statistics_of_a_file(tmp_path: Path) -> None:
     y = torch.arange(4)
     leak = gradient_leak(task, theta, x[:4], y)
     own = priors.batch_statistics(task, theta, x[:4])
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, (mean, var) in own.items():
         arrays[f"{name}.mean"] = mean.numpy()
         arrays[f"{name}.var"] = var.numpy()
     path = tmp_path / "bn.npz"
     np.savez(path, **arrays)
-    settings = {"steps": 60, "seeds": 1, "labels": (0, 1, 2, 3)}
+    settings: dict[str, Any] = {"steps": 60, "seeds": 1, "labels": (0, 1, 2, 3)}
     by_file = attacked("gradinversion", leak, task, file=str(path), **settings)
     by_value = attacked("gradinversion", leak, task, statistics=own, **settings)
     assert torch.allclose(by_file.x, by_value.x, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_cosine_is_that_of_the_published_code(weights: Any) -> None:
     task, x, leak = planted()
     target = objectives.target(leak, task, 1, torch.float64)
     factors = objectives.factors(task, target.columns, weights, torch.float64)
-    target = objectives.replace(target, factors=factors)
+    target = replace(target, factors=factors)
     assert leak.theta is not None
     other = task.gradient(leak.theta[0], 1 - x, torch.tensor([2]))
     expected = published_cost(split(task, other), split(task, leak.value[0]), weights)
@@ -73,6 +74,7 @@ def test_lbfgs_is_that_of_the_published_code(weights: str) -> None:
     """Its loop: torch's L-BFGS on the cost and total variation, boxed after every step."""
     task, _, leak = planted()
     assert leak.theta is not None
+    theta = leak.theta[0]
     x = torch.randn(
         1, 1, 6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64
     ).requires_grad_()
@@ -81,7 +83,7 @@ def test_lbfgs_is_that_of_the_published_code(weights: str) -> None:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        gradient = task.gradient(leak.theta[0], x, torch.tensor([2]), create_graph=True)
+        gradient = task.gradient(theta, x, torch.tensor([2]), create_graph=True)
         loss = published_cost(split(task, gradient), given, weights)
         loss = loss + 1e-3 * priors.total_variation(x)
         loss.backward()

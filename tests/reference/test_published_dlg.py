@@ -116,6 +116,7 @@ def test_published_settings_depend_on_the_start() -> None:
 def test_a_search_that_diverges_ends_with_finite_numbers() -> None:
     """Without a line search L-BFGS may leave the range of numbers, as the published code does."""
     task, _, leak = planted("lenet")
+    assert leak.theta is not None
     wild = GradientLeak(
         0, leak.rounds, leak.combination, 1e6 * leak.value, leak.std, leak.columns,
         theta=100 * leak.theta, batch=1,

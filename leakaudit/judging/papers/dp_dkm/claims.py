@@ -167,7 +167,6 @@ def sensitivity(graph: Graph, alphas: Sequence[float], records: int) -> float:
 
     Args:
         alphas: Relaxations of the iterations, alpha_k.
-        records: Of an agent, N.
     """
     weights = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
     mixing = float(torch.linalg.eigvalsh(weights)[:-1].abs().max())  # lambda

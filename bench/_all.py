@@ -247,8 +247,6 @@ SUITE = (
     Bench("attacks", (), 900, attacks),  # last: it uses the remaining time
 )
 LEFT_OUT = {
-    "dpnorm_accuracy.py": "a replay of accuracy, 28 CPU minutes; it compares no times",
-    "recal_table.py": "a replay of errors on data outside the project; it compares no times",
     "record_level.py": "it compares bounds with attained values, not times",
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
     "cone.py": "it counts images that come back, in ten minutes; it compares no times",

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-from _files import FASHION
+
+FASHION = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
 ROOT = Path(
     os.environ.get("LEAKAUDIT_TEST_DATA")
@@ -26,7 +27,7 @@ def arrays(name: str, folder: Path) -> str:
         if name == "fashion":
             images, labels = (
                 gzip.decompress((ROOT / "fashion_mnist" / part).read_bytes())
-                for part in FASHION[2:]
+                for part in FASHION
             )
             x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
             y = np.frombuffer(labels, np.uint8, offset=8)

@@ -52,6 +52,17 @@ def history() -> str:
     return "\n".join(sections)
 
 
+REPRODUCED = Path(__file__).resolve().parent.parent / "leakaudit-out/reproduce"
+
+
+def coverage() -> str:
+    """Every item of the papers, with the verdicts of `make reproduce` if that was run."""
+    from leakaudit.judging.papers import items
+    from leakaudit.runs.reproducing import site
+
+    return site.markdown(site.entries(items.every(), REPRODUCED))
+
+
 PROGRAMS = Path(__file__).resolve().parent.parent / "tests/programs/programs.toml"
 COLUMNS = {  # key of an entry in PROGRAMS -> heading of its column
     "program": {

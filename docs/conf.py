@@ -34,6 +34,7 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 PAGES = {
     "benchmark-history": _generated.history,
     "cli": _generated.command_line,
+    "coverage": _generated.coverage,
     "programs": _generated.programs,
     "victims": lambda: _generated.leaves("victims"),
     "attacks": lambda: _generated.leaves("attacks"),

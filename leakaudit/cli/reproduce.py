@@ -133,8 +133,9 @@ def _table(found: list[Entry]) -> None:
 
     columns = [
         Column("item"),
+        Column("kind", spare=True),
         Column("title", text=True),
-        Column("state"),
+        Column("state", text=True),
         Column("data", spare=True),
         Column("last outcome"),
     ]
@@ -144,7 +145,10 @@ def _table(found: list[Entry]) -> None:
         state = item.state
         if state == "claims":
             state = f"claims {', '.join(map(str, item.claims))}"
-        rows.append([item.full_name, item.title, state, ", ".join(item.data), one.said])
+        elif state == "not determined":
+            state = f"not determined: {item.missing}"
+        data = ", ".join(item.data)
+        rows.append([item.full_name, item.kind, item.title, state, data, one.said])
     show_table(columns, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from leakaudit.judging.papers.items import Expected, Item, Place, Printed, Scale
 from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel
 from leakaudit.judging.papers.rules import Outcome, Reproduction
 from leakaudit.reporting.results import intervals
+from leakaudit.runs.reproducing.run import _number
 
 Row = Sequence[float | None]
 
@@ -185,6 +187,18 @@ def test_a_printed_number_is_compared_with_the_interval(
     found = rules.compared(number(), panel(line("a", *runs)))
     assert found.outcome is wanted
     assert (found.ours is None) == (wanted is Outcome.MISSING)
+
+
+def test_numbers_that_json_lacks_are_stored_as_none() -> None:
+    (one,) = rules.judge(
+        item([number()]), panel(line("a", (1.0,), (math.inf,))), "paper", ()
+    ).numbers
+    stored = _number(one)
+    assert stored["ours"] is None
+    assert stored["interval"] == [1.0, "inf"]
+    json.dumps(stored, allow_nan=False)
+    (one,) = rules.judge(item([number(math.inf)]), panel(line("a", (1.0,))), "paper", ()).numbers
+    json.dumps(_number(one), allow_nan=False)
 
 
 def test_infinity_is_reproduced_by_infinity() -> None:

@@ -332,7 +332,7 @@ def test_a_cell_that_raises_is_recorded_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"attacks": ()}, "at least one attack"),
+        ({"attacks": ()}, "expected an attack, or a scenario with curves"),
         ({"attacks": ("analitic",)}, "did you mean 'analytic'"),
         ({"seeds": (1, 1)}, "distinct integers"),
         ({"over": {"sigmma": (1,)}}, "did you mean 'sigma'"),

@@ -767,7 +767,7 @@ def record(name: str, **changes: Any) -> Recorder:
         ("dpadmm", {"set": {"delta": 1.0}}, "delta"),
         ("dpadmm", {"set": {"sigma": -0.1}}, "sigma"),
         ("dpadmm", {"set": {"sigma": 0.1, "epsilon": 1.0, "horizon": 5}}, "got both"),
-        ("dpadmm", {"set": {"eta": "tabel"}}, "eta: expected a finite number"),
+        ("dpadmm", {"set": {"eta": "tables"}}, "eta: expected a finite number"),
         ("dpadmm", {"set": {"diameter": 0}}, "diameter"),
         ("dpadmm", {"set": {"batch": 9}}, "3 records"),
         ("dpadmmserver", {"set": {"rho": -1.0}}, "rho"),

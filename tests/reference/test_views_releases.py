@@ -216,7 +216,7 @@ def test_the_printed_truncated_gaussian_is_refuted_by_what_constant_gradients_at
 ) -> None:
     """Theorem 6 claims (.5, .001) of one broadcast; a change of one coordinate has delta .238 at .5."""
     made = protocol(1, mechanism="truncated_gaussian")
-    noise = made.victim._noise()  # type: ignore[attr-defined]
+    noise = made.victim._noise(made.graph)  # type: ignore[attr-defined]
     threats = named([Adversary.parse(who)], [0], made.graph.nodes)
     (found,) = compare(made, threats)
     assert found.claim is not None

@@ -247,15 +247,11 @@ def _constants(
 def _kept(
     plan: AuditPlan, base: recording.Plan, constants: Mapping[str, Setting]
 ) -> dict[str, Setting]:
-    """Return the constants of the scenario that stay.
-
-    One that sets the noise in place of an epsilon, and is therefore 0 by default, does not.
-    """
-    known = registry.parameters(type(base.victim))
-    instead = plan.constant in known and not known[plan.constant].default
+    """Return the constants of the scenario that stay: not the noise in place of an epsilon."""
+    instead = {plan.constant} & {base.victim.noise_constant}
     kept = {}
     for name, value in plan.scenario.without_epsilon().set.items():
-        if name not in constants and not (instead and name == plan.constant):
+        if name not in constants and name not in instead:
             kept[name] = value
     return kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ class StoredOutcome(Struct, frozen=True, kw_only=True):
 
     word: str
     why: str
+    deviation: str  # the printed number that ours is farthest from
     scale: str
     seeds: int
     complete: bool
@@ -125,6 +127,16 @@ class Reproduced:
         if self.item.claims and not self.claims:
             return "its claims were not evaluated"
         return self._claims_in_words() if self.item.claims else self.item.missing
+
+    @property
+    def deviation(self) -> str:
+        """The printed number from which ours is farthest, in units of its tolerance; in words."""
+        numbers = () if self.judged is None else self.judged.numbers
+        known = [one for one in numbers if one.deviation is not None]
+        if not known:
+            return ""
+        worst = max(known, key=lambda one: abs(one.deviation or 0.0) / (one.printed.tolerance or 1))
+        return worst.says
 
     @property
     def sentence(self) -> str:
@@ -196,6 +208,7 @@ class Reproduced:
             "place": item.place,
             "word": self.word,
             "why": self.why,
+            "deviation": self.deviation,
             "scale": self.plan.scale,
             "own_size": self.plan.own_size,
             "seeds": len(self.plan.seeds),
@@ -220,17 +233,17 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
     ours: Json = None
     deviation: Json = None
     if one.ours is not None:
-        ours = encoded(one.ours.mean)
-        deviation = encoded(one.deviation)
+        ours = _plain(one.ours.mean)
+        deviation = _plain(one.deviation)
         if one.ours.interval is not None:
-            interval = [encoded(end) for end in one.ours.interval]
+            interval = [_plain(end) for end in one.ours.interval]
     return {
         "line": printed.line,
         "quantity": printed.y,
         "x": printed.x,
         "place": printed.place,
         "read_off_a_picture": printed.figure,
-        "printed": encoded(printed.value),
+        "printed": _plain(printed.value),
         "tolerance": printed.tolerance,
         "ours": ours,
         "interval": interval,
@@ -238,6 +251,11 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
         "outcome": str(one.outcome),
         "why": one.why,
     }
+
+
+def _plain(value: float | None) -> Json:
+    """Return a number as JSON, None for what is not above minus infinity, such as NaN."""
+    return encoded(value) if value is not None and value > -math.inf else None
 
 
 @dataclass
@@ -315,10 +333,16 @@ class ReproductionRun:
             why = f"it cannot be run here: {self.blocked[item.full_name]}"
             judged = Judged(Reproduction.UNDECIDED, why)
             left += len(plan.cells)
+        elif item.drawn and (self.interrupted or expired()):
+            judged = Judged(Reproduction.UNDECIDED, "it was not run to its end")
+            left += 1
         elif item.drawn:
-            drawn = drawing.function_of(item)(plan.scale, plan.seeds)
-            panels = drawing.panels_of(drawn, plan.seeds)
-            note = drawn.note
+            try:
+                drawn = drawing.function_of(item)(plan.scale, plan.seeds)
+                panels = drawing.panels_of(drawn, plan.seeds)
+                note = drawn.note
+            except LeakauditError as error:
+                troubles.append(str(error))
         elif item.plan is not None:
             store = Store(self.place(item))
             results = _results(store, plan)

@@ -16,6 +16,7 @@ from leakaudit.judging.papers.rules import MEANT, Reproduction
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Overview
 from leakaudit.reporting.findings.wording import LIMITS, VERDICT_ORDER
+from leakaudit.reporting.rendering import markdown as md
 from leakaudit.reporting.rendering.html import rendered
 from leakaudit.runs.reproducing.page import PAGE
 from leakaudit.runs.reproducing.run import StoredOutcome, stored
@@ -61,6 +62,11 @@ class Entry:
         return self.item.missing if self.item.state == "not determined" else ""
 
     @property
+    def deviation(self) -> str:
+        """The printed number from which ours is farthest, beside ours."""
+        return "" if self.outcome is None else self.outcome.deviation
+
+    @property
     def said(self) -> str:
         """The last outcome in one phrase, with its scale."""
         if self.outcome is None:
@@ -72,7 +78,7 @@ class Entry:
         item = self.item
         last: Json = None
         if self.outcome is not None:
-            kept = ("word", "why", "scale", "seeds", "complete", "seconds")
+            kept = ("word", "why", "deviation", "scale", "seeds", "complete", "seconds")
             last = {name: getattr(self.outcome, name) for name in kept}
         return {
             "item": item.full_name,
@@ -108,15 +114,15 @@ def write(found: Sequence[Entry], folder: Path) -> None:
 
 def markdown(found: Sequence[Entry]) -> str:
     """Return a table for each paper."""
-    lines = []
+    parts = []
     for paper, some in _by_paper(found).items():
-        lines += [f"## {paper}", "", "| item | title | state | verdict |", "|---|---|---|---|"]
+        rows = []
         for one in some:
-            why = f": {one.why}" if one.why else ""
-            cells = (one.item.name, one.item.title, one.item.state, f"{one.word}{why}")
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
+            said = f"{one.word}: {one.why}" if one.why else one.word
+            rows.append([one.item.name, one.item.title, one.item.state, said, one.deviation])
+        headings = ["item", "title", "state", "verdict", "largest deviation"]
+        parts += [f"## {paper}", md.table(headings, rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def page(found: Sequence[Entry]) -> str:
@@ -145,6 +151,8 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                     "page": one.page if one.outcome is not None else "",
                     "word": one.word,
                     "why": one.why,
+                    "deviation": one.deviation,
+                    "command": f"leakaudit reproduce {one.item.full_name}",
                     "level": WORDS[one.word],
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -271,7 +272,9 @@ def _over_seeds(group: Sequence[SweptCell]) -> dict[str, TrainedStatistics] | Un
             mean, interval = intervals.mean(values)
             low, high = interval or (None, None)
             found[name] = TrainedStatistics(
-                mean=encoded(mean), low=encoded(low), high=encoded(high)
+                mean=None if math.isnan(mean) else encoded(mean),
+                low=encoded(low),
+                high=encoded(high),
             )
     return found or UNSET
 

@@ -203,7 +203,8 @@ def _curves(truth: Truth) -> dict[str, tuple[Extended, ...]]:
     for name, values in kept.items():
         if name in training_curves.LAST:
             continue
-        column = [None if math.isnan(value) else encoded(value) for value in values.tolist()]
+        # Neither NaN nor -inf is above it.
+        column = [encoded(value) if value > -math.inf else None for value in values.tolist()]
         found[name] = tuple(column)
     return found
 

@@ -161,7 +161,7 @@ def _algorithm2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
 
 @draws("secured-fl/fig6")
 def _fig6(_scale: str, seeds: Sequence[int]) -> DrawnItem:
-    lines = []
+    panels = []
     for size, peers in NETWORKS.items():
         printed = []
         searched = []
@@ -169,7 +169,10 @@ def _fig6(_scale: str, seeds: Sequence[int]) -> DrawnItem:
             printed.append([float(len(_best(n, size, RUNS, seed))) for n in peers])
             searched.append([float(len(longest(n, size, RUNS, fresh(seed)))) for n in peers])
         limit = [float(upper_limit(n, size)) for n in peers]
-        lines.append(DrawnLine(f"groups of {size}, Algorithm 2 as printed", peers, runs=printed))
-        lines.append(DrawnLine(f"groups of {size}, our search", peers, runs=searched))
-        lines.append(DrawnLine(f"groups of {size}, upper limit", peers, limit))
-    return DrawnItem((DrawnPanel("partitions", "parallel classes", "peers", lines),))
+        lines = (
+            DrawnLine(f"groups of {size}, Algorithm 2 as printed", peers, runs=printed),
+            DrawnLine(f"groups of {size}, our search", peers, runs=searched),
+            DrawnLine(f"groups of {size}, upper limit", peers, limit),
+        )
+        panels.append(DrawnPanel("partitions", "parallel classes", "peers", lines))
+    return DrawnItem(panels)

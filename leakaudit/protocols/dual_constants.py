@@ -637,7 +637,10 @@ def _together(each: Sequence[Measured]) -> Measured | None:
 
 
 def _slope(pairs: Sequence[tuple[Array, Array]]) -> Measured:
-    """Return the slope of y = slope x, from every other row (T, c), checked on the rest."""
+    """Return the slope of y = slope x, from every other row of all y and x, (T, c) each.
+
+    It is checked on the rest.
+    """
     y, x, held_y, held_x = (
         np.concatenate([pair[one][first::2].ravel() for pair in pairs])
         for first in (0, 1)

@@ -266,8 +266,7 @@ class _Coefficients:
 def _summed(target: Array, terms: Sequence[Array]) -> _Coefficients | str:
     """Fit the sums over classes of every other round, and compare them with the others.
 
-    Args:
-        target: (T, C, H), as each of the terms.
+    Target and terms are (T, C, H) each.
     """
     y = target.sum(1)
     x = np.stack([term.sum(1) for term in terms], -1)  # (T, H, K)

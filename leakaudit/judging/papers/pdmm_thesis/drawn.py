@@ -20,7 +20,6 @@ GRAPHS = {"small": 2_000, "paper": 20_000}  # of each size
 TOGETHER = 500  # graphs whose matrices are multiplied at once
 STEPS = (1, 5, 10, 20, 50, 100)  # k_max of Figure 6.2
 STEPS_OF_IMAGES = (1, 20, 100, 300)  # k_max of Figure 6.3
-ROUNDS = 100
 IMAGES = {"small": ("faces",), "paper": ("faces", "photos")}
 ATTACK = {"steps": 30, "restarts": 1, "adam_steps": 400}  # 30 steps, as in section 5.4
 
@@ -65,19 +64,28 @@ def _fig_3_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
     return DrawnItem((DrawnPanel("connected", "share of connected graphs", "nodes N", lines),))
 
 
+@draws("pdmm-thesis/fig5.1")
+def _fig_5_1(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+    return DrawnItem((_error_panel((1000,), 20, seeds),))
+
+
 @draws("pdmm-thesis/fig6.2")
 def _fig_6_2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+    return DrawnItem((_error_panel(STEPS, 100, seeds),))
+
+
+def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) -> DrawnPanel:
+    """Return the error of the inputs by round, a line for each number of gradient steps."""
     lines = []
-    for steps in STEPS:
+    for steps in all_steps:
         errors = []
         for seed in seeds:
             settings = {**THESIS["set"], "k_max": steps}
-            done = run(**{**THESIS, "set": settings, "rounds": ROUNDS, "seed": seed})
+            done = run(**{**THESIS, "set": settings, "rounds": rounds, "seed": seed})
             errors.append(_input_errors(done))
-        times = range(1, ROUNDS - 1)
-        lines.append(DrawnLine(f"k_max = {steps}", times, runs=errors))
+        lines.append(DrawnLine(f"k_max = {steps}", range(1, rounds - 1), runs=errors))
     said = "mean Euclidean error of the inputs, eq. (6.9)"
-    return DrawnItem((DrawnPanel("error", said, "round t", lines, logarithmic=True),))
+    return DrawnPanel("error", said, "round t", lines, logarithmic=True)
 
 
 def _input_errors(done: FinishedRun) -> list[float]:

@@ -43,6 +43,7 @@ __all__ = [
     "Patches",
     "Sequences",
     "Tokens",
+    "TwoStep",
 ]
 
 

@@ -16,6 +16,8 @@ from leakaudit.judging.auditing.evidence import PILOT, Canary, detects
 from leakaudit.judging.auditing.promise import Promise
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.empirical import Counts
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency
 
 DELTA = 1e-5
 TRUE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -48,7 +50,10 @@ def main() -> None:
 def promises() -> list[tuple[str, Promise]]:
     """Return the claims, with their names in the table."""
     found = [
-        (f"mu {mu:g}", Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu))
+        (
+            f"mu {mu:g}",
+            Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, Gdp(mu, Adjacency.REPLACE)),
+        )
         for mu in (0.3, 0.5, 1.0, 2.0)
     ]
     return found + [

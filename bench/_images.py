@@ -26,8 +26,7 @@ def arrays(name: str, folder: Path) -> str:
     if not file.exists():
         if name == "fashion":
             images, labels = (
-                gzip.decompress((ROOT / "fashion_mnist" / part).read_bytes())
-                for part in FASHION
+                gzip.decompress((ROOT / "fashion_mnist" / part).read_bytes()) for part in FASHION
             )
             x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
             y = np.frombuffer(labels, np.uint8, offset=8)

@@ -143,7 +143,6 @@ class Duals:
 
         Args:
             shown: w + n, (N, d).
-            which: Places of the arcs; all by default.
         """
         arcs = self.arcs
         if isinstance(which, Tensor):
@@ -179,7 +178,6 @@ class Duals:
 
         Args:
             shown: w + n, (N, d).
-            which: Places of the arcs.
         """
         self.dual[which], y = self.send(t, "y", shown, which)
         self.z[self.back[which]] = y

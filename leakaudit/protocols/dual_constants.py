@@ -637,10 +637,9 @@ def _together(each: Sequence[Measured]) -> Measured | None:
 
 
 def _slope(pairs: Sequence[tuple[Array, Array]]) -> Measured:
-    """Return the slope of y = slope x, from every other row (T, c), checked on the rest.
+    """Return the slope of y = slope x, from every other row of all y and x, (T, c) each.
 
-    Args:
-        pairs: Several y and x.
+    It is checked on the rest.
     """
     y, x, held_y, held_x = (
         np.concatenate([pair[one][first::2].ravel() for pair in pairs])

@@ -130,7 +130,6 @@ class Quiet:
     Attributes:
         columns: (k,) of the recorded columns, ascending, that are read.
         name: What shows no gradient, in words.
-        l2: Weight of the penalty.
     """
 
     columns: Tensor
@@ -267,9 +266,7 @@ class _Coefficients:
 def _summed(target: Array, terms: Sequence[Array]) -> _Coefficients | str:
     """Fit the sums over classes of every other round, and compare them with the others.
 
-    Args:
-        target: (T, C, H).
-        terms: K of the same shape.
+    Target and terms are (T, C, H) each.
     """
     y = target.sum(1)
     x = np.stack([term.sum(1) for term in terms], -1)  # (T, H, K)
@@ -356,7 +353,6 @@ def _low_rank(exact: _Blocks, near: _Blocks | None = None, *, degree: int) -> _C
     Args:
         exact: The target (T, H, p) and K terms of the same shape.
         near: The same with one term, for l2 = 0, from which two coefficients are searched.
-        degree: Number of neighbours.
     """
     fitted, held = slice(0, None, 2), slice(1, None, 2)
     whole = _Pencil.of(exact, fitted)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoked import refused
@@ -72,11 +73,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def made(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+def made(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     """What the command says as JSON."""
     capsys.readouterr()
     assert main(["reproduce", *words, "-q", "-f", "json", "--workers", "0"]) == 0
-    found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
 

@@ -60,7 +60,7 @@ def test_a_suffix_that_stands_for_no_other_format_is_kept(results: Path, options
     ("options", "says"),
     [
         ("-f markdown --table curves", "--table goes with csv, latex, json, not with markdown"),
-        ("-f csv --table points", "expected one of verdicts, curves, views, findings"),
+        ("-f csv --table points", "expected one of verdicts, curves, ceilings, views, findings"),
         ("-o a.pdf --width wide", "--width: expected column or page, or a number of millimetres"),
         ("-o a.csv --against results.json", "--against does not apply to csv"),
         ("-o a.html --width column", "--width goes with pdf, svg, png, not with html; omit it"),

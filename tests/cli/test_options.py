@@ -75,6 +75,7 @@ def test_three_leaking_combinations_are_listed(count: int, said: str) -> None:
         refused="",
         leaking=("a", "b", "c", "d")[:count],
         unit=None,
+        guarantee=None,
         mu=None,
         node_mu=None,
         node_epsilon=None,

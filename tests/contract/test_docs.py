@@ -69,7 +69,7 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
         "nvflare.md",
         "leakaudit tap",
     ): "needs the extra 'nvflare'; tests/programs/test_nvflare.py runs it",
-    ("replays.md", "python bench/"): BENCH,
+    ("replays.md", "leakaudit reproduce"): LONG,
     ("reproduce.md", "leakaudit reproduce dp-norm"): LONG,
     ("reproduce.md", "leakaudit reproduce thesis/fig5.1"): LONG,
     ("reproduce.md", "leakaudit reproduce --all"): LONG,

@@ -236,21 +236,21 @@ def test_many_rows_take_several_pages() -> None:
 
 
 def test_zero_and_infinity_are_beside_a_logarithmic_axis_and_not_joined_to_it() -> None:
-    scale = _Scale.of(("0", "1", "10", "100", "inf"), 5, True)
+    scale = _Scale.of(("0", "1", "10", "100", "inf"), range(5), True)
     assert scale.at == pytest.approx((-0.8, 0, 1, 2, 2.8))
     assert scale.joined == (False, True, True, False, False)
     assert scale.names == ("0", "1", "10", "100", "∞")
-    linear = _Scale.of(("0", "1", "2", "3"), 4, True)
+    linear = _Scale.of(("0", "1", "2", "3"), range(4), True)
     assert linear.at == (0, 1, 2, 3)
     assert linear.joined == (True,) * 4
-    assert _Scale.of(("1e-05", "30000", "1e8"), 3, True).names == ("10⁻⁵", "3·10⁴", "10⁸")
+    assert _Scale.of(("1e-05", "30000", "1e8"), range(3), True).names == ("10⁻⁵", "3·10⁴", "10⁸")
 
 
 @pytest.mark.parametrize(
     "words", [("mlp", "lenet"), ("1111111", "12e45", "9999999", "inf"), ("1", "nan", "infinity")]
 )
 def test_words_are_not_read_as_numbers(words: tuple[str, ...]) -> None:
-    scale = _Scale.of(words, len(words), False)
+    scale = _Scale.of(words, range(len(words)), False)
     assert scale.at == tuple(range(len(words)))
     assert scale.names == words
     assert all(scale.joined)

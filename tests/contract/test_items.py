@@ -71,7 +71,7 @@ def test_an_item_that_runs_is_compared_with_something_at_both_scales(item: Item)
     for scale in ("small", "paper"):
         assert item.numbers(scale) or item.shapes(scale)
     if item.drawn:
-        assert drawing.function_of(item)
+        assert callable(drawing.function_of(item))
 
 
 @pytest.mark.parametrize("item", PLANNED, ids=names(PLANNED))
@@ -100,7 +100,7 @@ def test_the_wheel_carries_the_files(project: Path) -> None:
     ("name", "words"),
     [
         ("thesis/apendix-fig4", "did you mean 'appendix-fig4'"),
-        ("theses", "did you mean 'pdmm-thesis'"),
+        ("thesys", "did you mean 'pdmm-thesis'"),
         ("thesis/", "has no item ''"),
         ("nothing.toml", "nothing.toml"),
     ],

@@ -53,7 +53,7 @@ def test_a_record_moves_algorithm_1_as_far_as_drawn(alpha: float) -> None:
                 w = gamma / (gamma + eta * STEP * 2) * (w - STEP * g + pull)
             kept.append(w)
         models.append(kept)
-    far = np.abs(np.subtract(*models))
+    far = np.abs(np.array(models[0]) - np.array(models[1]))
     assert far == pytest.approx(norm.moved(alpha, rounds), rel=1e-9)
 
 

@@ -53,7 +53,8 @@ def test_the_longest_search_attains_the_limit_of_small_designs(
 
 
 def test_the_gap_is_the_shortest_time_between_two_meetings() -> None:
-    first, second = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
+    first: list[tuple[int, ...]] = [(0, 1), (2, 3)]
+    second: list[tuple[int, ...]] = [(0, 2), (1, 3)]
     assert secured._gap([first]) == 1
     assert secured._gap([first, second]) == 2
     assert secured._gap([first, second, first]) == 1

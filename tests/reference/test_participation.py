@@ -129,7 +129,8 @@ def loop(recorder: Recorder, victim: PDMM) -> tuple[dict[tuple[int, ...], Array]
     if victim.z0:
         view = la.Adversary(corrupt=frozenset(range(NODES))).view(trace)
         z = {(j, i): view.message(0, i, j, "z0").numpy() for i, j in graph.arcs}
-    changes, models = {}, [w.copy()]
+    changes: dict[tuple[int, ...], Array] = {}
+    models = [w.copy()]
     for t, awake in enumerate(trace.public["active"].tolist(), 1):
         new = dict(z)
         for i in awake:

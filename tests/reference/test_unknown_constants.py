@@ -109,10 +109,10 @@ def expect(name: str, seed: int) -> None:
     origins = {one.subject: one.origin for one in found.evidence}
     verified = {name for name, origin in origins.items() if origin is Origin.VERIFIED}
     values: dict[str, Any] = dict(found.values)
-    for constant in verified & {"differential", "update", "k_max", "active"}:
-        assert values[constant] == true[constant], constant
-    for constant in verified - {"differential", "update", "k_max", "active"}:
-        assert near(values[constant], true[constant]), (constant, values[constant])
+    for one in verified & {"differential", "update", "k_max", "active"}:
+        assert values[one] == true[one], one
+    for one in verified - {"differential", "update", "k_max", "active"}:
+        assert near(values[one], true[one]), (one, values[one])
     assert all(one.detail for one in found.evidence)  # what is not determined has a reason
     assert found.scaled == (determined in ("products", "one number"))
     used = USED[true["update"]]

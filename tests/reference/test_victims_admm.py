@@ -486,7 +486,13 @@ def test_dp_admm_takes_the_eta_that_table_ii_prints(loss: Loss, steps: int, epsi
     rounds, g, diameter, rho, records = 12, 1.5, 4.0, 0.3, 3
     size = loss.x.shape[2]
     privacy = {} if epsilon == math.inf else {"epsilon": epsilon, "horizon": rounds}
-    constants = {"rho": rho, "eta": "table", "diameter": diameter, "lipschitz": g, **privacy}
+    constants: dict[str, Any] = {
+        "rho": rho,
+        "eta": "table",
+        "diameter": diameter,
+        "lipschitz": g,
+        **privacy,
+    }
     recorder = run(loss, "dpadmm", rounds, steps=steps, records=records, **constants)
     got = states(recorder)
     private = size * g**2 * steps * rounds * math.log(1.25 / 1e-3) / (records * epsilon) ** 2

@@ -221,7 +221,7 @@ def test_messages_at_random_times_are_those_of_the_printed_lines(
 def test_with_one_inner_step_random_times_change_nothing() -> None:
     plain, random = (
         recorded(DPNorm(alpha=0.2, order=order))[1] for order in ("synchronous", "random")
-    )  # type: ignore[arg-type]
+    )
     assert torch.allclose(plain.states["w"], random.states["w"], rtol=0, atol=1e-12)
 
 
@@ -242,7 +242,7 @@ def test_at_random_times_the_noise_of_a_round_cancels() -> None:
         quiet = estimate(know(p, la.Adversary(), own=False), [row], rounding=1e-16)
         assert quiet.std[0] < 1e-12
         value = quiet.apply(messages(la.Adversary().view(trace)))[0].numpy()
-        true = 0.0
+        true = np.zeros_like(value)
         for place, factor in row.terms.items():
             v = row.home[place]
             true = true + float(factor) * truth.states[f"g.{v.index}"][v.round, 0].numpy()

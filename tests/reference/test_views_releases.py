@@ -155,7 +155,7 @@ def test_no_pair_of_quadratic_losses_moves_a_release_farther(operator: str, seed
 
     def step(x: np.ndarray, k: int) -> np.ndarray:
         if operator == "pgd":
-            return soft(x - gamma * (h @ x - c[k]), gamma * l1) - x
+            return np.asarray(soft(x - gamma * (h @ x - c[k]), gamma * l1) - x)
         r = soft(x, gamma * l1)
         return np.asarray(solve @ (2 * r - x + gamma * c[k]) - r)
 
@@ -200,6 +200,8 @@ def test_a_claim_that_is_exceeded_is_open_and_one_that_is_not_is_kept() -> None:
             noise = one.noise
             noise = replace(noise, scale=noise.scale * factor, width=noise.width * factor)
             made.append(replace(one, noise=noise))
+        assert kept.claim is not None
+        assert kept.claim.delta is not None
         return composed(tuple(made), Adjacency.REPLACE).epsilon(kept.claim.delta)
 
     # With less noise, outcomes that identify are more likely than delta: epsilon is infinite.

@@ -27,11 +27,7 @@ def minimise(
     """Minimise one scalar of the tensors of a point.
 
     Args:
-        objective: Returns the scalar.
-        start: Where the search starts.
-        steps: Number of steps.
         goal: Value at which the search ends.
-        what: Its name, for progress.
         project: What is applied to the first tensor after each step; None for nothing.
     """
     point = tuple(tensor.detach().clone().requires_grad_() for tensor in start)

@@ -17,6 +17,7 @@ from leakaudit.core.trace import Graph, Training
 from leakaudit.theory.relations.expression import (
     LAWS,
     ONE,
+    TRUNCATED,
     Expression,
     Form,
     Kind,
@@ -242,11 +243,11 @@ class Relations:
             )
         if law not in LAWS:
             raise LeakauditError(f"{what}: expected a law out of {', '.join(LAWS)}, got {law!r}")
-        if not width > 0 or (width < math.inf and not law.startswith("truncated")):
+        if not width > 0 or (width < math.inf and law not in TRUNCATED):
             raise LeakauditError(
                 f"{what}: expected a width above 0, and only of a truncated law, got {width!r}"
             )
-        return self._new("noise", name, owner, index, std=float(std), law=law, width=width)
+        return self._new("noise", name, owner, index, std=float(std), law=(law, width))
 
     def public(self, name: str, index: int | None = None) -> Expression:
         """Return a vector, or a constant of the protocol, that is known to everybody."""
@@ -572,8 +573,7 @@ class Relations:
         std: float = 0.0,
         dst: tuple[int, ...] | None = None,
         secure: bool = False,
-        law: Law = "gaussian",
-        width: float = math.inf,
+        law: tuple[Law, float] = ("gaussian", math.inf),
     ) -> Expression:
         if owner is not None:
             owner = self._node(owner)
@@ -581,7 +581,7 @@ class Relations:
         self._fits(self.round)
         if self._outline:
             return self._any
-        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law, width)
+        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, *law)
         if self.place(vector) is not None:
             raise LeakauditError(
                 f"{vector.label} is declared twice; reuse the first, or give the second another "

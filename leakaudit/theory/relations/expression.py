@@ -17,6 +17,7 @@ Law: TypeAlias = Literal[
     "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
 ]
 LAWS: tuple[str, ...] = get_args(Law)
+TRUNCATED: frozenset[Law] = frozenset({"truncated_laplace", "truncated_gaussian"})
 SECRET = frozenset({"secret", "gradient"})
 DEFINED = ("state", "message")  # by relations
 Number: TypeAlias = int | float | str | Fraction

@@ -61,7 +61,6 @@ def shifts(
 
     Args:
         knowledge: Of one who observes all messages of the node (`record.alone`).
-        targets: The gradients of the node.
         sensitivity: Largest change of each target, in Euclidean norm, at the same model; one for
             all, or (T,).
         smoothness: Lipschitz constant of the gradients; None if it is unknown, so that no model may

@@ -26,6 +26,7 @@ from leakaudit.theory.bounds.losses import Losses
 from leakaudit.theory.bounds.mechanisms import Additive
 from leakaudit.theory.bounds.releases import Release, composed
 from leakaudit.theory.relations import Relations, Turns, Vector, account, drift, largest, reached
+from leakaudit.theory.relations.expression import TRUNCATED
 from leakaudit.views.accounting import basis as grounds
 from leakaudit.views.accounting.basis import Basis
 from leakaudit.views.accounting.node_view import NodeView, Views, released, stronger_views
@@ -39,12 +40,13 @@ from leakaudit.views.accounting.node_view import NodeView, Views, released, stro
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
 DRIFTED = 16
-LAWS = {
-    (1, False): "laplace",
-    (1, True): "truncated_laplace",
-    (2, False): "gaussian",
-    (2, True): "truncated_gaussian",
+POWERS: Mapping[str, Literal[1, 2]] = {
+    "laplace": 1,
+    "truncated_laplace": 1,
+    "gaussian": 2,
+    "truncated_gaussian": 2,
 }
+LAWS = {(power, law in TRUNCATED): law for law, power in POWERS.items()}
 # Kinds of releases up to which their changes are not rounded, and the relative rounding. Choices.
 KINDS = 8
 ROUNDED = 1e-4
@@ -638,14 +640,13 @@ def _fewer(releases: Sequence[Release]) -> tuple[Release, ...]:
 
 def _noise(vector: Vector) -> Additive:
     """Return the noise of a declaration; LeakauditError if its curve is not known."""
-    powers: dict[str, Literal[1, 2]] = {"laplace": 1, "gaussian": 2}
-    power = powers.get(vector.law.removeprefix("truncated_"))
-    truncated = vector.law.startswith("truncated")
-    if power is None or truncated != (vector.width < math.inf):
-        missing = f"is {vector.law} noise, of which no curve is known"
-        if truncated:
-            missing = f"is {vector.law} noise, but its largest value is not declared"
-        raise LeakauditError(f"{vector.label} {missing}")
+    power = POWERS.get(vector.law)
+    if power is None:
+        raise LeakauditError(f"{vector.label} is {vector.law} noise, for which there is no bound")
+    if vector.law in TRUNCATED and vector.width == math.inf:
+        raise LeakauditError(
+            f"{vector.label} is {vector.law} noise, but its largest value is not declared"
+        )
     return Additive.of_std(power, vector.std, vector.width)
 
 

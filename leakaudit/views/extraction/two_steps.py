@@ -64,8 +64,6 @@ def leak(deduction: Deduction, node: int, rounds: int, assumed: Update = "auto")
 
     Args:
         deduction: What the adversary observes of PDMM.
-        node: The node.
-        rounds: Largest number of differences.
         assumed: The local update that the adversary assumes; "auto" for the protocol's, or an exact
             one if there are several steps, as in the thesis.
 

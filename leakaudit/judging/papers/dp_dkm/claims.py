@@ -163,11 +163,8 @@ def _truncated_laplace() -> Iterator[Judgement]:
 def sensitivity(graph: Graph, alphas: Sequence[float], records: int) -> float:
     """Return the bound of Theorem 1 for B = 1, with Metropolis weights.
 
-    2 sum_k alpha_k / (N M) + 4 sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}
-
-    Args:
-        alphas: Relaxations of the iterations, alpha_k.
-        records: Of an agent, N.
+    2 sum_k alpha_k / (N M) + 4 sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}, for the
+    relaxations alpha_k of all iterations and N records an agent.
     """
     weights = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
     mixing = float(torch.linalg.eigvalsh(weights)[:-1].abs().max())  # lambda

@@ -19,6 +19,8 @@ from invoked import refused
 
 from leakaudit.cli import main
 from leakaudit.judging.papers import items
+from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.runs.reproducing import picture
 
 CURVES = """
 kind = "figure"
@@ -250,3 +252,17 @@ def test_bad_input_is_one_line_with_code_two(
     capsys: pytest.CaptureFixture[str], file: Path, words: list[str], says: str
 ) -> None:
     assert says in refused(capsys, "reproduce", *words)
+
+
+def test_a_figure_shows_shares_from_zero_to_one_and_caps_psnr() -> None:
+    runs = {0: (200.0, 30.0), 1: (200.0, 40.0)}
+    psnr = Panel("psnr", "PSNR, dB", "samples", (MeasuredLine("a", "psnr", (1, 4), runs),))
+    exact = Panel("exact", "share", "samples", (MeasuredLine("a", "exact", (1,), {0: (1.0,)}),))
+    figure = picture.content([psnr, exact], 2, own_size=False)
+    assert figure.note == f"{picture.SMALL}; {picture.NOTE.format(2)}"
+    ((_, (decibels, shares)),) = figure.rows
+    assert [*decibels.lines[0].values] == [60.0, 35.0]
+    assert (decibels.low, decibels.cap) == (0.0, 60.0)
+    assert decibels.lines[0].intervals[0] in (None, (60.0, 60.0))
+    assert (shares.low, shares.high) == (0.0, 1.0)
+    assert picture.SMALL not in picture.content([exact], 1, own_size=True).note

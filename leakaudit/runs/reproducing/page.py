@@ -47,7 +47,7 @@ def write(found: Reproduced, folder: Path) -> None:
         with replacing(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
     if found.panels:
-        content = picture.content(found.panels, len(found.plan.seeds))
+        content = _drawn(found)
         title = f"{found.item.full_name}: {found.item.title}"
         for suffix in ("pdf", "png"):
             paper.save(content, folder / f"figure.{suffix}", paper.WIDTHS["page"], title)
@@ -178,10 +178,14 @@ def _content(found: Reproduced) -> Mapping[str, object]:
     }
 
 
+def _drawn(found: Reproduced) -> curves.CurveFigure:
+    return picture.content(found.panels, len(found.plan.seeds), own_size=found.plan.own_size)
+
+
 def _figure(found: Reproduced) -> Markup | None:
     if not found.panels:
         return None
-    drawn = curves.on_screen(picture.content(found.panels, len(found.plan.seeds)))
+    drawn = curves.on_screen(_drawn(found))
     said = "; ".join(panel.title for panel in found.panels)
     return inline(plots.svg(drawn, "item"), f"{found.item.title}: {said}", {})
 

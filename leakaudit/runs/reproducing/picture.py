@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.papers.items import ROUND, Place
 from leakaudit.judging.papers.measured import MeasuredLine, Panel
 from leakaudit.reporting.figures import plots
@@ -16,18 +17,20 @@ BARS = 6  # approximate number of intervals on a long line
 ROWS = 3  # panels side by side
 NOTE = "bars: 95 % interval of the mean over {} seeds (Student's t)"
 SINGLE = "one seed: no intervals"
+SMALL = "small scale: the page says how it differs from the paper"
+SHARES = frozenset({"ssim", "exact", "certified", "recovered", "labels", "label_correct"})
 
 
-def content(panels: Sequence[Panel], seeds: int) -> CurveFigure:
+def content(panels: Sequence[Panel], seeds: int, *, own_size: bool) -> CurveFigure:
     """Return the figure of some panels."""
     drawn = [_panel(panel) for panel in panels]
     rows = [("", drawn[k : k + ROWS]) for k in range(0, len(drawn), ROWS)]
     names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
     random = any(not line.exact for panel in panels for line in panel.lines)
-    note = ""
+    notes = [] if own_size else [SMALL]
     if random:
-        note = NOTE.format(seeds) if seeds > 1 else SINGLE
-    return CurveFigure(rows, {name: name for name in names}, {}, note=note)
+        notes.append(NOTE.format(seeds) if seeds > 1 else SINGLE)
+    return CurveFigure(rows, {name: name for name in names}, {}, note="; ".join(notes))
 
 
 def _panel(panel: Panel) -> plots.Panel:
@@ -35,7 +38,10 @@ def _panel(panel: Panel) -> plots.Panel:
     numbers = _numbers(places)
     named = panel.axis != ROUND and len(places) <= NAMED
     style = "seeds" if named else "run"
-    lines = tuple(_line(line, places, style) for line in panel.lines)
+    share = panel.y in SHARES
+    quantity = QUANTITIES.get(panel.y)
+    cap = None if quantity is None else plots.cap(quantity.unit)
+    lines = tuple(_line(line, places, style, cap) for line in panel.lines)
     points: tuple[str, ...] = ()
     at: tuple[float, ...] = ()
     if named:
@@ -49,7 +55,10 @@ def _panel(panel: Panel) -> plots.Panel:
         points or (("",) if not places else ()),
         numeric=bool(numbers),
         at=at,
+        low=0.0 if share or cap is not None else None,
+        high=1.0 if share else None,
         log=panel.logarithmic,
+        cap=cap,
     )
 
 
@@ -77,10 +86,13 @@ def _numbers(places: Sequence[Place]) -> list[float]:
     return found
 
 
-def _line(line: MeasuredLine, places: Sequence[Place], style: str) -> plots.PlotLine:
+def _line(
+    line: MeasuredLine, places: Sequence[Place], style: str, cap: float | None
+) -> plots.PlotLine:
+    top = math.inf if cap is None else cap
     if not line.x:
         found = line.estimate(0)
-        level = None if found is None else found.mean
+        level = None if found is None else min(found.mean, top)
         return plots.PlotLine(line.name, "level", [level] * max(1, len(places)))
     where = {place: k for k, place in enumerate(line.x)}
     values: list[float | None] = []
@@ -89,9 +101,10 @@ def _line(line: MeasuredLine, places: Sequence[Place], style: str) -> plots.Plot
     for n, place in enumerate(places):
         k = where.get(place)
         found = None if k is None else line.estimate(k)
-        values.append(None if found is None else found.mean)
+        values.append(None if found is None else min(found.mean, top))
         shown = found is not None and not line.exact and (len(places) - 1 - n) % every == 0
-        intervals.append(found.interval if shown and found is not None else None)
+        between = found.interval if shown and found is not None else None
+        intervals.append(plots.capped(between, top))
     return plots.PlotLine(line.name, style, values, intervals)
 
 

@@ -83,20 +83,17 @@ def record(
     Raises:
         LeakauditError: The scenario cannot run, or needs more than `max_bytes`.
     """
-    from leakaudit.judging.auditing.planned import planned
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.protocols import recording
     from leakaudit.protocols.scenario import Scenario
 
     if not isinstance(scenario, Scenario):
         scenario = Scenario.from_toml(Path(scenario))
-    plan = planned(
-        scenario,
-        data_root=None if data_root is None else Path(data_root),
-        download=download,
-        device=device,
-        trusted=trusted,
+    root = None if data_root is None else Path(data_root)
+    where = RunEnvironment(root, download, device, trusted=trusted)
+    recorder = recording.record(
+        where.plan(scenario), None if path is None else Path(path), max_bytes
     )
-    recorder = recording.record(plan, None if path is None else Path(path), max_bytes)
     return recorder.trace, recorder.truth_record
 
 
@@ -168,7 +165,7 @@ def bound(
     """
     from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.core.adversary import Adversary, node_list
-    from leakaudit.judging.auditing.planned import planned
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.judging.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.views.accounting import bounding, survey
@@ -179,7 +176,7 @@ def bound(
     own = options or bounding.BoundOptions()
     asked = bounding.checked(sensitivity, own.smoothness, delta, own.epsilon)
     root = None if own.data_root is None else Path(own.data_root)
-    protocol, holders = bounding.protocol_of(source, root, own.download, planned)
+    protocol, holders = bounding.protocol_of(source, RunEnvironment(root, own.download).plan)
     if adversaries is None:
         if chosen is None:
             chosen = list(range(holders))
@@ -224,7 +221,7 @@ def audit(
         LeakauditError: The plan, its data or the folder cannot be used.
     """
     from leakaudit._util.jobs import IN_PROCESS
-    from leakaudit.judging.auditing.levels import RunEnvironment
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit as run
 

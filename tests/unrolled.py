@@ -515,7 +515,7 @@ def dpnorm(
 ) -> None:
     """DP-Norm, Algorithm 1, with K inner steps; noise in every round, or in every inner step.
 
-    With order=random, channel a of ``graph.arcs`` sends after step ``moments[t - 1, a]`` of round t.
+    With order=random, channel a of ``graph.arcs`` sends after step ``moments[t - 1, a]``.
     """
     mu, sign = 0.05, signs(graph)
     z = {arc: run.zero for arc in graph.arcs}  # z[i, j] stands for z_{i|j}

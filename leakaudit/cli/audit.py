@@ -55,7 +55,7 @@ def run(args: _Options) -> int:
     from dataclasses import replace
 
     from leakaudit.judging.auditing.dry_run import dry
-    from leakaudit.judging.auditing.levels import RunEnvironment
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit
     from leakaudit.reporting.rendering import console

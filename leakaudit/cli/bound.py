@@ -89,7 +89,7 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Print one row for each node and adversary."""
-    from leakaudit.judging.auditing.planned import planned
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.judging.lint import assumptions
     from leakaudit.reporting.rendering import console
     from leakaudit.views.accounting import bounding
@@ -102,9 +102,8 @@ def run(args: _Options) -> int:
     asked = bounding.checked(args.sensitivity, args.smoothness, args.delta, args.epsilon)
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
-    protocol, last = bounding.protocol_of(
-        args.source, Path(chosen.data_root), chosen.download, planned
-    )
+    where = RunEnvironment(Path(chosen.data_root), chosen.download)
+    protocol, last = bounding.protocol_of(args.source, where.plan)
     case = assumptions.case_of(args.source)
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)

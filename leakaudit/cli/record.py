@@ -187,7 +187,7 @@ def _value(text: str) -> Any:
 )
 def run(args: _Options) -> int:
     """Record, and print a summary to stderr."""
-    from leakaudit.judging.auditing.planned import planned
+    from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.protocols import premises
     from leakaudit.protocols.recording import record
     from leakaudit.protocols.scenario import Scenario
@@ -208,13 +208,9 @@ def run(args: _Options) -> int:
         given["seed"] = chosen.seed
     scenario = replace(base, **given)
     trusted = args.keys.model or args.trust_model  # who names a model on the command line trusts it
-    ready = planned(
-        scenario,
-        data_root=Path(chosen.data_root),
-        download=chosen.download,
-        device=chosen.device,
-        trusted=trusted,
-    )
+    root = Path(chosen.data_root)
+    where = RunEnvironment(root, chosen.download, chosen.device, trusted=trusted)
+    ready = where.plan(scenario)
     spread = _spread(args, ready)
     if args.dry_run:
         show(

@@ -1,4 +1,4 @@
-"""Certificates are withdrawn if their inputs do not reproduce the messages: undeclared optimisers."""
+"""Undeclared optimisers: certificates are withdrawn if their inputs do not give the messages."""
 
 from __future__ import annotations
 

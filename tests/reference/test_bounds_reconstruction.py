@@ -188,7 +188,7 @@ def test_the_nearest_distance_is_the_inverse_of_the_packing(mu: float, chance: f
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
 def test_the_best_guess_is_not_nearer_than_the_nearest_distance(mu: float) -> None:
-    """Two records at a time in normal noise: the likeliest one, or any point between, is guessed."""
+    """Two records in normal noise: the likeliest one, or any point between them, is guessed."""
     draw, n = np.random.default_rng(1), 20_000
     x = np.array([0.0, 1.0])
     drawn = draw.integers(2, size=n)

@@ -28,7 +28,7 @@ ALPHA = 1e-6  # chance that samples contradict a true bound
 
 
 class FineGrid:
-    """The losses of releases of numbers: densities on a quarter of a million cells, then convolved by FFT.
+    """The losses of releases of numbers: densities on 250,000 cells, then convolved by FFT.
 
     Each loss is put on the two grid points beside it with its mean kept.
     """
@@ -129,7 +129,8 @@ def drawn(case: int) -> tuple[Kind, float]:
     width = scale * random.uniform(1, 9) if random.random() < 0.75 else math.inf
     shift = scale * math.exp(random.uniform(-5, 0.5))
     times = max(1, int(math.exp(random.uniform(0, 5.5))))
-    return (Additive(power, scale, width), shift, times), 10 ** random.uniform(-8, -0.5)  # type: ignore[arg-type]
+    noise = Additive(power, scale, width)  # type: ignore[arg-type]
+    return (noise, shift, times), 10 ** random.uniform(-8, -0.5)
 
 
 def compare(case: int) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a round of FedAvg and FedSGD, training without messages, and SecureD-FL's local steps."""
+"""The clients of a round of FedAvg and FedSGD, local training, and SecureD-FL's local steps."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_client_is_hidden_only_in_rounds_in_which_it_sends_nothing() -> None:
 
 
 def test_the_bound_counts_the_rounds_in_which_a_client_takes_part() -> None:
-    """mu = S sqrt(rounds of the client) / sigma; the schedule is public, so nothing is credited for it."""
+    """mu = S sqrt(rounds of the client) / sigma: nothing is credited for a public schedule."""
     plan, trace, _ = record("fedsgd", fraction=0.5, sigma=0.5, clip=1.0)
     protocol = declared.protocol_of(trace)
     assert protocol.turns is None

@@ -260,7 +260,7 @@ def test_batch_statistics_help_a_batch_of_four() -> None:
     assert sum(ours) / 2 > sum(theirs) / 2 + 2
 
 
-# --- statistics from a trace, or from a file --------------------------------------------------------------------------
+# --- statistics from a trace, or from a file --------------------------------------------------
 
 
 def test_statistics_of_the_trace_are_read_and_used() -> None:

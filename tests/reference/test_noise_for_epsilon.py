@@ -11,7 +11,7 @@ import pytest
 import leakaudit
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
-from leakaudit.judging.auditing.planned import planned
+from leakaudit.judging.auditing.environment import HERE
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.runs.sweeping.cells import expand
@@ -45,8 +45,8 @@ def noise(plan: Plan, *beside: str) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_recal_solves_theorem_4_in_closed_form(epsilon: float) -> None:
-    """Theorem 4: epsilon = rho + 2 sqrt(rho log(1/delta)) with rho = PLF (tau C)^2 / (2 sigma^2)."""
-    made = planned(scenario("recal", epsilon=epsilon, tau=0.2, sensitivity=3.0))
+    """Theorem 4: epsilon = rho + 2 sqrt(rho log(1/delta)), rho = PLF (tau C)^2 / (2 sigma^2)."""
+    made = HERE.plan(scenario("recal", epsilon=epsilon, tau=0.2, sensitivity=3.0))
     active = made.declared.public["active"][:6].bincount().max().item()
     log = math.log(1 / DELTA)
     rho = (math.sqrt(log + epsilon) - math.sqrt(log)) ** 2
@@ -55,14 +55,14 @@ def test_recal_solves_theorem_4_in_closed_form(epsilon: float) -> None:
 
 def test_mradmm_solves_its_loss_for_the_rate_of_the_noise() -> None:
     """Loss: sum over updates of (1.4 c1 + a) / (h E_i B), c1 = 1/4, h constant, 3 updates."""
-    made = planned(scenario("mradmm", epsilon=30.0, eta=0.5))
+    made = HERE.plan(scenario("mradmm", epsilon=30.0, eta=0.5))
     assert noise(made) == pytest.approx(30 * 0.5 * 2 * 4 / 3 - 1.4 / 4, rel=1e-12)
     with pytest.raises(LeakauditError, match="expected one that the paper claims"):
-        planned(scenario("mradmm", epsilon=0.01))
+        HERE.plan(scenario("mradmm", epsilon=0.01))
 
 
 def test_every_pair_of_muffliato_is_claimed_to_have_at_most_the_epsilon() -> None:
-    made = planned(scenario("muffliato", epsilon=2.0))
+    made = HERE.plan(scenario("muffliato", epsilon=2.0))
     noise(made)
     claims = made.victim.claims(made.graph, 6, {})
     said = [claim.epsilon for claim in claims if claim.epsilon is not None]
@@ -70,7 +70,7 @@ def test_every_pair_of_muffliato_is_claimed_to_have_at_most_the_epsilon() -> Non
 
 
 def test_pvpadmm_has_the_epsilon_in_each_iteration() -> None:
-    assert noise(planned(scenario("pvpadmm", epsilon=0.7, perturb="dual"))) == pytest.approx(0.7)
+    assert noise(HERE.plan(scenario("pvpadmm", epsilon=0.7, perturb="dual"))) == pytest.approx(0.7)
 
 
 EXACT = [
@@ -96,7 +96,7 @@ def test_the_strongest_view_of_a_recording_has_the_epsilon(
     victim: str, constants: dict[str, Any], tmp_path: Path
 ) -> None:
     asked = scenario(victim, "exact", epsilon=1.5, **constants)
-    made = planned(asked)
+    made = HERE.plan(asked)
     file = tmp_path / "t.pt"
     trace, truth = leakaudit.record(asked, file)
     found = made.calibrated
@@ -115,12 +115,12 @@ def test_the_strongest_view_of_a_recording_has_the_epsilon(
 
 
 def test_the_factor_of_dkm_is_the_price_of_its_mechanism() -> None:
-    """The epsilon stays that of the paper, and its claim is met if the noise is at least as large."""
+    """The epsilon stays that of the paper; its claim is met by noise of at least that size."""
     constants: dict[str, Any] = {"mechanism": "gaussian", "epsilon": 1.0}
-    large = planned(scenario("dkm", "exact", **constants))
+    large = HERE.plan(scenario("dkm", "exact", **constants))
     assert large.scenario.set["epsilon"] == 1.0
     assert noise(large, "epsilon") < 1  # Delta_K is far above what a record can change
-    small = planned(scenario("dkm", "exact", sensitivity=0.1, **constants))
+    small = HERE.plan(scenario("dkm", "exact", sensitivity=0.1, **constants))
     assert noise(small, "epsilon") > 1  # six releases are not one
     for made, met in ((large, False), (small, True)):
         claims = made.victim.claims(made.graph, 6, {})
@@ -129,7 +129,7 @@ def test_the_factor_of_dkm_is_the_price_of_its_mechanism() -> None:
 
 def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> None:
     """Gossip draws noise once: lr g + n, so sigma is lr S / mu with mu of (epsilon, delta)."""
-    made = planned(scenario("gossip", "exact", epsilon=1.0, delta=1e-6, sensitivity=0.2, lr=0.5))
+    made = HERE.plan(scenario("gossip", "exact", epsilon=1.0, delta=1e-6, sensitivity=0.2, lr=0.5))
     mu = gaussian.least_mu(1.0, 1e-6)
     assert noise(made) == pytest.approx(0.5 * 0.2 / mu, rel=1e-6)
 
@@ -158,13 +158,13 @@ def test_what_cannot_be_found_is_one_line(
     victim: str, method: str, constants: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(LeakauditError, match=says) as error:
-        planned(scenario(victim, method, **constants))
+        HERE.plan(scenario(victim, method, **constants))
     assert "\n" not in str(error.value)
 
 
 def test_an_epsilon_of_zero_or_none_keeps_the_noise() -> None:
     for none in (0, 0.0, None, "none"):
-        made = planned(scenario("nids", epsilon=none, sigma=0.3))
+        made = HERE.plan(scenario("nids", epsilon=none, sigma=0.3))
         assert made.calibrated is None
         assert made.declared.victim.sigma == 0.3  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ def test_an_epsilon_of_zero_or_none_keeps_the_noise() -> None:
 def test_table_two_takes_the_rounds_of_the_run() -> None:
     for victim in ("dpsgd", "dpadmm"):
         constants: dict[str, Any] = {"noise": "step"} if victim == "dpsgd" else {}
-        made = planned(scenario(victim, epsilon=1.0, **constants))
+        made = HERE.plan(scenario(victim, epsilon=1.0, **constants))
         assert made.victim.horizon == 6  # type: ignore[attr-defined]
 
 
@@ -180,7 +180,7 @@ def test_a_cell_of_a_sweep_finds_the_same_noise() -> None:
     asked = scenario("extra", "exact", epsilon=1.0, sensitivity=0.2)
     (cell,) = expand(SweepPlan(asked, attacks=("analytic",)))
     result = Job().measure(cell)
-    assert result.constants == {"sigma": noise(planned(asked))}
+    assert result.constants == {"sigma": noise(HERE.plan(asked))}
 
 
 def test_record_says_which_noise_came_out(

@@ -1,4 +1,4 @@
-"""Asynchronous PDMM and ADMM, of which some nodes take part in a round, and the drawing of schedules."""
+"""Asynchronous PDMM and ADMM: some nodes take part in a round, by a public schedule."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def rank(rows: Array) -> int:
 
 
 def observed(victim: PDMM, graph: Graph, awakes: list[list[int]]) -> tuple[Array, list[int]]:
-    """Return the coefficients of all dz in the gradients and the secret z^0, and whose gradient a column is."""
+    """Return the coefficients of all dz in gradients and the secret z^0, and each column's node."""
     size = len(graph.arcs) + sum(map(len, awakes))
     eye = np.eye(size)
     z = {(j, i): eye[k] for k, (i, j) in enumerate(graph.arcs)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -36,8 +37,16 @@ def outcome(lines: Sequence[MeasuredLine], rule: str, **more: object) -> Outcome
 
 
 def item(printed: Sequence[Printed] = (), expected: Sequence[Expected] = (), **more: str) -> Item:
-    fields = {"kind": "figure", "title": "t", "place": "p", "paper": "own", "name": "fig1", **more}
-    return Item(drawn=True, printed=tuple(printed), expected=tuple(expected), **fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {
+        "kind": "figure",
+        "title": "t",
+        "place": "p",
+        "paper": "own",
+        "name": "fig1",
+        **more,
+    }
+    fields |= {"printed": tuple(printed), "expected": tuple(expected)}
+    return Item(drawn=True, **fields)
 
 
 def number(value: float = 1.0, tolerance: float = 0.1, **more: object) -> Printed:

@@ -30,7 +30,8 @@ Shared = Callable[[str], Path]
 
 def load(name: str, seed: int = 0, root: Path | None = None, **others: object) -> data.Dataset:
     generator = Generator().manual_seed(seed)
-    return selected_data.load(Selection(name, **others), root, generator=generator)  # type: ignore[arg-type]
+    chosen = Selection(name, **others)  # type: ignore[arg-type]
+    return selected_data.load(chosen, root, generator=generator)
 
 
 # --- classes, rows and labels ---------------------------------------------------------------------

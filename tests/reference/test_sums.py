@@ -42,7 +42,7 @@ def recorded(**changes: Any) -> tuple[recording.Plan, Trace, Truth]:
 
 
 def by_hand(theta: Tensor, x: Tensor, y: Tensor, l2: float) -> Tensor:
-    """The gradient of sum_k log(1 + exp(..)) + l2/2 |theta|^2, eqs. (3.2) and (3.3) of the thesis."""
+    """The gradient of sum_k log(1 + exp(..)) + l2/2 |theta|^2, thesis eqs. (3.2) and (3.3)."""
     out = x.double() @ theta[:-1] + theta[-1]
     rest = out.sigmoid() - y.double()
     return torch.cat([rest @ x.double(), rest.sum()[None]]) + l2 * theta
@@ -86,7 +86,7 @@ def test_every_derivative_of_a_sum_is_so_many_times_that_of_the_mean() -> None:
 
 @pytest.mark.parametrize("update", ["gradient", "exact"])
 def test_a_sum_is_a_mean_with_other_constants(update: str) -> None:
-    """argmin of b f + b rho .. is that of f + rho ..; a gradient step is one of b times the size."""
+    """argmin of b f + b rho .. is that of f + rho ..; a gradient step is b times as large."""
     constants = {"update": update, "rho": 0.6, "z0": 0.9, "alpha": 0.1}
     _, sums, _ = recorded(set=constants)
     constants |= {"rho": 0.6 / COUNT, "z0": 0.9 / COUNT, "alpha": 0.1 * COUNT}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -124,7 +125,8 @@ def test_figure_text_and_latex_show_what_was_trained(swept: model.SweepRecord) -
 
 def test_a_record_of_an_earlier_version_is_still_read(swept: model.SweepRecord) -> None:
     values = model.plain(swept)
-    for one in (*values["sweep"]["cells"], *values["sweep"]["points"]):  # type: ignore[call-overload, index, misc]
+    part: Any = values["sweep"]
+    for one in (*part["cells"], *part["points"]):
         del one["trained"]
     assert model.trained_of(model.of_sweep(values).sweep.points) == ()
     assert "loss" not in registry.get("reports", "csv")(values)

@@ -146,7 +146,8 @@ def test_constants_are_recovered_or_said_to_be_not_determined(name: str) -> None
         expect(name, seed)
 
 
-# Runs in which determined constants are said not to be: the fit is less precise than its error says.
+# Runs in which determined constants are said not to be determined: the error of the fit is too
+# small.
 SHY = {("one logit, several steps", 32)}
 
 

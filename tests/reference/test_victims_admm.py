@@ -482,7 +482,7 @@ def test_dp_admm_of_table_ii_is_the_plain_loop(loss: Loss, steps: int, sigma: fl
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("epsilon", [math.inf, 2.0])
 def test_dp_admm_takes_the_eta_that_table_ii_prints(loss: Loss, steps: int, epsilon: float) -> None:
-    """eta^{k,r} = sqrt(2kr) / D sqrt(G^2/N^2 + p G^2 KR log(1.25/delta) / (d_i^2 eps^2)), with its noise."""
+    """eta^{k,r} = sqrt(2kr)/D sqrt(G^2/N^2 + p G^2 KR log(1.25/delta) / (d_i^2 eps^2))."""
     rounds, g, diameter, rho, records = 12, 1.5, 4.0, 0.3, 3
     size = loss.x.shape[2]
     privacy = {} if epsilon == math.inf else {"epsilon": epsilon, "horizon": rounds}

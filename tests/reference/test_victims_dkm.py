@@ -392,7 +392,7 @@ def test_faces_come_back_bit_for_bit_from_broadcasts_without_noise() -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("fade", [0.0, 3.0])
 def test_the_noise_is_calibrated_to_delta_k_of_theorem_1(mechanism: Any, fade: float) -> None:
-    """E Delta_K <= 2B sum_k alpha_k / (N M) + 4B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}."""
+    """E Delta_K <= 2B sum_k a_k / (N M) + 4B sum_k (1 + 2 a_k) sum_{j<k} a_j lambda^{k-1-j}."""
     bound, records, rounds, ring = 0.3, 7, 6, graph("ring")
     w = np.linalg.eigvalsh(metropolis(ring))
     mixing = sorted(abs(w))[-2]

@@ -1,4 +1,4 @@
-"""Bounds of nodes whose noise has no mu, or whose steps are nonlinear: DP-dKM, release by release."""
+"""Bounds release by release, for noise without a mu and nonlinear steps: DP-dKM."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_proximal_gradient_step_moves_as_far_as_state_and_gradient() -> None:
 
 
 def test_douglas_rachford_needs_only_a_convex_loss() -> None:
-    """s_(k+1) = alpha (s_k + gamma S): I - T is firmly nonexpansive, and its prox moves by gamma S."""
+    """s_(k+1) = alpha (s_k + gamma S): I - T is firmly nonexpansive; its prox moves by gamma S."""
     made = protocol(mechanism="truncated_gaussian", operator="dr", l1=0.1)
     moves, state = [], 0.0
     for _ in range(ROUNDS):
@@ -143,7 +143,7 @@ def soft(x: np.ndarray, by: float) -> np.ndarray:
 @pytest.mark.parametrize("operator", ["pgd", "dr"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_pair_of_quadratic_losses_moves_a_release_farther(operator: str, seed: int) -> None:
-    """Two data sets with gradients S apart, the same releases: the states of both, in closed form."""
+    """Two data sets with gradients S apart, equal releases: the states of both, in closed form."""
     random = np.random.default_rng(seed)
     gamma, alpha, l1, d = 0.5, 0.4, 0.3, 3
     roots = random.standard_normal((d, d))
@@ -216,7 +216,7 @@ def test_a_claim_that_is_exceeded_is_open_and_one_that_is_not_is_kept() -> None:
 def test_the_printed_truncated_gaussian_is_refuted_by_what_constant_gradients_attain(
     who: str,
 ) -> None:
-    """Theorem 6 claims (.5, .001) of one broadcast; a change of one coordinate has delta .238 at .5."""
+    """Theorem 6 claims (.5, .001) for a broadcast; one coordinate that changes has delta .238."""
     made = protocol(1, mechanism="truncated_gaussian")
     noise = made.victim._noise(made.graph)  # type: ignore[attr-defined]
     threats = named([Adversary.parse(who)], [0], made.graph.nodes)
@@ -289,7 +289,7 @@ def test_a_message_to_several_neighbours_is_one_release() -> None:
 
 
 def test_hidden_noise_in_a_model_has_no_bound() -> None:
-    """The own noise of a step that is never sent moves the next gradient: no release determines it."""
+    """Noise of a step that is never sent moves the next gradient: no release determines it."""
     p = Relations()
     w = p.public("w0")
     for _ in p.rounds(2):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from leakaudit.core import registry
 from leakaudit.core.trace import Json
 from leakaudit.core.verdict import Holds
-from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, in_words, levels
+from leakaudit.judging.auditing.environment import RunEnvironment
+from leakaudit.judging.auditing.levels import Level, attacked, in_words, levels
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.reporting.results.model import encoded
 from leakaudit.tasks.shared import SharedData

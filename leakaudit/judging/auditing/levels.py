@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from leakaudit._util.jobs import IN_PROCESS, Pool
-from leakaudit._util.own_code import Trust
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Setting
+from leakaudit.judging.auditing.environment import HERE, RunEnvironment
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols import calibration, recording
-from leakaudit.protocols.calibration import EXACT, Calibrated, Target
+from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
@@ -38,37 +37,6 @@ REACHED = 1e-6
 # Most corrections of a noise: each brings it closer by the share of the noise that the constant
 # does not scale (the masks of secure aggregation, for example). A choice.
 CORRECTIONS = 30
-
-
-@dataclass(frozen=True)
-class RunEnvironment:
-    """Where an audit finds its data, and where it computes."""
-
-    data_root: Path | None = None  # folder of data sets; None for the default one
-    download: bool = False  # whether missing data may be downloaded
-    device: str = "cpu"  # device on which runs and attacks compute
-    max_seconds: float = 0.0  # time limit for attacks and replays together, 0 for no limit
-    trusted: Trust = False  # the ``package.module:factory`` that may execute its code
-
-    def plan(self, scenario: Scenario, shared: SharedData | None = None) -> recording.Plan:
-        """Prepare the recording of a scenario; the exact view may set its noise."""
-        wanted = scenario.target()
-        if wanted is None or scenario.calibrate != EXACT:
-            return self._plan(scenario, shared)
-        return _calibrated(self, scenario, wanted, shared)
-
-    def _plan(self, scenario: Scenario, shared: SharedData | None) -> recording.Plan:
-        return recording.plan(
-            scenario,
-            data_root=self.data_root,
-            download=self.download,
-            device=self.device,
-            trusted=self.trusted,
-            shared=shared,
-        )
-
-
-HERE = RunEnvironment()
 
 
 @dataclass(frozen=True)
@@ -146,7 +114,7 @@ def levels(
     return found
 
 
-def _calibrated(
+def calibrated(
     where: RunEnvironment, scenario: Scenario, wanted: Target, shared: SharedData | None
 ) -> recording.Plan:
     """Return the plan with the noise at which the strongest single adversary has an epsilon.
@@ -179,7 +147,9 @@ def _calibrated(
         f"for the strongest view of an eavesdropper or curious node, sensitivity {moved.value:g} "
         f"({moved.origin})"
     )
-    return base.with_noise(Calibrated(wanted.epsilon, delta, wanted.constant, noise, EXACT, basis))
+    return base.with_noise(
+        Calibrated(wanted.epsilon, delta, wanted.constant, noise, scenario.calibrate, basis)
+    )
 
 
 def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:

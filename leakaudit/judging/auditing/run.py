@@ -14,8 +14,9 @@ from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.blind import Blind, ceilings
+from leakaudit.judging.auditing.environment import RunEnvironment
 from leakaudit.judging.auditing.judge import judge
-from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, levels
+from leakaudit.judging.auditing.levels import Level, attacked, levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate

@@ -15,7 +15,7 @@ from leakaudit.core import registry
 from leakaudit.core.errors import PROGRAM_FAILED, LeakauditError
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec, Trace, Truth
-from leakaudit.judging.auditing.planned import planned
+from leakaudit.judging.auditing.environment import RunEnvironment
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.program import CheckedProgram, rehearse
 from leakaudit.protocols.recording import Plan, record
@@ -87,7 +87,7 @@ class _Scenario:
     def planned(self, seed: int) -> Plan:
         scenario = replace(self.scenario, seed=seed)
         with own_code.importable(str(self.folder)):
-            return planned(scenario, data_root=self.folder / "data", trusted=True)
+            return RunEnvironment(self.folder / "data", trusted=True).plan(scenario)
 
     def anew(self, seed: int) -> None:
         """Return None: a victim draws all its noise from a generator initialised with the seed."""

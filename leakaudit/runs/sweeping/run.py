@@ -11,7 +11,7 @@ from leakaudit._util.jobs import WorkerDied
 from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, step
-from leakaudit.judging.auditing.planned import planned
+from leakaudit.judging.auditing.environment import RunEnvironment
 from leakaudit.protocols import recording
 from leakaudit.reporting.results.cell_files import DONE, FAILED, Status
 from leakaudit.reporting.results.model import SweepRecord
@@ -139,12 +139,8 @@ def remaining(
 def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
     """Plan the first cell, to fail early if data or model are not available."""
     first = next(iter(mine.values()))
-    return planned(
-        first.scenario,
-        data_root=options.data_root,
-        download=options.download,
-        trusted=options.trusted,
-    )
+    where = RunEnvironment(options.data_root, options.download, trusted=options.trusted)
+    return where.plan(first.scenario)
 
 
 def compute(todo: Tasks, total: int, options: SweepOptions) -> None:

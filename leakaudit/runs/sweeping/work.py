@@ -24,7 +24,7 @@ from leakaudit.core.trace import Setting, Truth
 from leakaudit.core.verdict import Holds
 from leakaudit.inversion import attacking
 from leakaudit.inversion.attack import Attack
-from leakaudit.judging.auditing.planned import planned
+from leakaudit.judging.auditing.environment import RunEnvironment
 from leakaudit.protocols import recording, training_curves
 from leakaudit.reporting.findings import findings
 from leakaudit.reporting.results.cell_files import (
@@ -159,21 +159,14 @@ class Job:
     def _ready(self, cell: PlannedCell) -> _ReadyCell:
         """Return the recording's plan, and the constants that set its epsilon."""
         plan = cell.plan
+        where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
         if cell.epsilon is None and not plan.bounds:
-            made = planned(
-                cell.scenario,
-                data_root=self.data_root,
-                download=self.download,
-                device=plan.device,
-                trusted=self.trusted,
-                shared=SHARED,
-            )
+            made = where.plan(cell.scenario, SHARED)
             return _ReadyCell(made, _calibrated(made), None)
         # They load scipy, which few sweeps need.
-        from leakaudit.judging.auditing.levels import RunEnvironment, levels
+        from leakaudit.judging.auditing.levels import levels
 
         noises = plan.noises(cell.scenario, cell.epsilon)
-        where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
         (level,) = levels(noises, where)
         return _ReadyCell(level.ready, {**_calibrated(level.ready), **level.constants}, level)
 

@@ -63,9 +63,7 @@ def checked(
 
 def protocol_of(
     source: Trace | Scenario | str | os.PathLike[str],
-    data_root: Path | None = None,
-    download: bool = False,
-    planned: Callable[..., Plan] | None = None,
+    planned: Callable[[Scenario], Plan] | None = None,
 ) -> tuple[Protocol, int]:
     """Return the protocol that a source declares, and the number of its nodes with data.
 
@@ -81,5 +79,5 @@ def protocol_of(
         return protocol, protocol.graph.nodes - protocol.victim.centralised
     from leakaudit.protocols import recording  # data sets and models, not needed for a trace
 
-    plan = (planned or recording.plan)(source, data_root=data_root, download=download)
+    plan = (planned or recording.plan)(source)
     return plan.declared, plan.scenario.nodes

@@ -66,6 +66,7 @@ class StoredOutcome(Struct, frozen=True, kw_only=True):
     scale: str
     seeds: int
     complete: bool
+    level: grading.Level  # how serious the verdict is
     seconds: float
     claims: tuple[ClaimRow, ...]
     versions: dict[str, str | None]
@@ -213,6 +214,7 @@ class Reproduced:
             "own_size": self.plan.own_size,
             "seeds": len(self.plan.seeds),
             "complete": not self.left,
+            "level": self.level,
             "seconds": round(self.seconds, 2),
             "numbers": numbers,
             "expectations": shapes,

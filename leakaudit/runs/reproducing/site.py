@@ -24,15 +24,7 @@ from leakaudit.runs.reproducing.run import StoredOutcome, stored
 NOT_RUN = "not run"
 MARKDOWN = "coverage.md"
 JSON = "coverage.json"
-WORDS: Mapping[str, grading.Level] = {
-    **{verdict.words: grading.VERDICTS[verdict.name] for verdict in VERDICT_ORDER},
-    Reproduction.REPRODUCED: "note",
-    Reproduction.SAME_SHAPE: "note",
-    Reproduction.DIFFERS: "error",
-    Reproduction.UNDECIDED: "warning",
-    Reproduction.LOST: "warning",
-    NOT_RUN: "warning",
-}
+WORDS = (*(verdict.words for verdict in VERDICT_ORDER), *Reproduction, NOT_RUN)
 
 
 class Entry:
@@ -60,6 +52,11 @@ class Entry:
         if self.outcome is not None:
             return self.outcome.why
         return self.item.missing if self.item.state == "not determined" else ""
+
+    @property
+    def level(self) -> grading.Level:
+        """How serious the verdict is."""
+        return "warning" if self.outcome is None else self.outcome.level
 
     @property
     def deviation(self) -> str:
@@ -153,7 +150,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                     "why": one.why,
                     "deviation": one.deviation,
                     "command": f"leakaudit reproduce {one.item.full_name}",
-                    "level": WORDS[one.word],
+                    "level": one.level,
                 }
             )
         groups.append({"name": paper, "counts": counts, "entries": rows})
@@ -184,7 +181,7 @@ def _first(found: Sequence[Entry]) -> Overview:
     refuted = sum(one.word == Verdict.REFUTED.words for one in found)
     says = (
         f"{alike} of {counted(len(found), 'published item')} come out as published or with the "
-        f"same shape, {differs} differ, {refuted} are refuted."
+        f"same shape, {differs} differ in these runs, {refuted} are refuted."
     )
     return Overview(
         topic="Every figure, table, theorem and algorithm of the papers",

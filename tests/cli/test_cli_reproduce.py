@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from invoked import refused
 
 from leakaudit.cli import main
+from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers import items
 from leakaudit.judging.papers.measured import MeasuredLine, Panel
 from leakaudit.runs.reproducing import picture
@@ -266,3 +268,44 @@ def test_a_figure_shows_shares_from_zero_to_one_and_caps_psnr() -> None:
     assert decibels.lines[0].intervals[0] in (None, (60.0, 60.0))
     assert (shares.low, shares.high) == (0.0, 1.0)
     assert picture.SMALL not in picture.content([exact], 1, own_size=True).note
+
+
+def test_an_item_begins_with_the_entries_of_the_one_that_it_is_like(tmp_path: Path) -> None:
+    (tmp_path / "fig9.toml").write_text(CURVES)
+    base = items.load(tmp_path / "fig9.toml", items.OWN)
+    assert base.plan is not None
+    name = base.plan.line[0].name
+    lines = f'[[plan.line]]\nname = "{name}"\nscenario = {{ set = {{ alpha = 0.1 }} }}\n'
+    text = f'like = "fig9"\ntitle = "Other"\n[plan.scenario]\nseed = 7\n{lines}'
+    (tmp_path / "fig10.toml").write_text(text)
+    (tmp_path / "fig11.toml").write_text('like = "fig10"\nplace = "Figure 11"\n')
+    found = items.load(tmp_path / "fig11.toml", items.OWN)
+    assert (found.title, found.place, found.quotes) == ("Other", "Figure 11", base.quotes)
+    assert found.plan is not None
+    assert dict(found.plan.scenario) == {**base.plan.scenario, "seed": 7}
+    assert [line.name for line in found.plan.line] == [line.name for line in base.plan.line]
+    assert found.plan.line[0].scenario["set"]["alpha"] == 0.1
+    assert found.plan.line[1:] == base.plan.line[1:]
+    new = '[[plan.line]]\nname = "new"\n'
+    (tmp_path / "fig12.toml").write_text(f'like = "fig9"\n{new}')
+    with pytest.raises(LeakauditError, match="no line is named"):  # the other lines are replaced
+        items.load(tmp_path / "fig12.toml", items.OWN)
+
+
+@pytest.mark.parametrize(
+    ("like", "complaint"),
+    [
+        ('"fig9"', "expected the name of another item of the folder, got 'fig9'"),
+        ('"../fig8"', "expected the name of another item of the folder"),
+        ("3", "expected the name of another item of the folder, got 3"),
+        ('"fig8"', "like fig8: No such file"),
+        ('"fig7"', "expected the name of another item of the folder, got 'fig9'"),
+    ],
+)
+def test_an_item_is_like_another_one_of_its_folder(
+    tmp_path: Path, like: str, complaint: str
+) -> None:
+    (tmp_path / "fig9.toml").write_text(f"like = {like}\n")
+    (tmp_path / "fig7.toml").write_text('like = "fig9"\n')
+    with pytest.raises(LeakauditError, match=re.escape(complaint)):
+        items.load(tmp_path / "fig9.toml", items.OWN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -197,10 +198,48 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 def load(path: Path, paper: str) -> Item:
     """Read and check the file of an item."""
     name = path.stem
-    file = config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}")
+    file = _whole(config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}"), path)
     item = file.decode(_ItemFile, partial(Item, paper=paper, name=name))
     _check(item, file)
     return item
+
+
+def _whole(
+    file: config.ConfigTable, path: Path, after: Collection[Path] = ()
+) -> config.ConfigTable:
+    """Return the entries of a file over those of the item that it is `like`, in the same folder."""
+    like = file.values.get("like")
+    if like is None:
+        return file
+    base = path.parent / f"{like}.toml"
+    if base.parent != path.parent or not isinstance(like, str) or base in (path, *after):
+        raise file.error(f"like: expected the name of another item of the folder, got {like!r}")
+    found = _whole(config.read(base, f"{file.file}: like {like}"), base, (path, *after))
+    return replace(file, values=merged(found.values, file.without("like").values))
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with the entries of another one over its own.
+
+    Tables merge key by key, and the lines of a plan name by name if none of them is new.
+    """
+    found = dict(base)
+    for key, value in over.items():
+        own = found.get(key)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            value = merged(own, value)
+        elif key == "line":
+            known, named = _by_name(own), _by_name(value)
+            if named and named.keys() <= known.keys():
+                value = list(merged(known, named).values())
+        found[key] = value
+    return found
+
+
+def _by_name(lines: object) -> dict[str, Any]:
+    """Return tables by name; a list that is none of lines is checked later."""
+    named = lines if isinstance(lines, list) else []
+    return {str(one.get("name")): one for one in named if isinstance(one, Mapping)}
 
 
 def every() -> list[Item]:

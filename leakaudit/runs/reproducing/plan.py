@@ -10,7 +10,7 @@ from typing import Any
 from leakaudit._util import config
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES
-from leakaudit.judging.papers.items import ROUND, Change, Item, ItemPlan, Line
+from leakaudit.judging.papers.items import ROUND, Change, Item, ItemPlan, Line, merged
 from leakaudit.reporting.results import provenance
 from leakaudit.runs.sweeping import tables
 from leakaudit.runs.sweeping.cells import PlannedCell
@@ -121,17 +121,6 @@ def _line(
     name = f"{item.full_name}, line {line.name}"
     made = tables.of(config.ConfigTable(table, name, name), f"{name}, scenario")
     return LinePlan(line.name, made, table, versions, line.stride)
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with the entries of another one over its own; tables merge key by key."""
-    found = dict(base)
-    for key, value in over.items():
-        own = found.get(key)
-        if isinstance(own, Mapping) and isinstance(value, Mapping):
-            value = merged(own, value)
-        found[key] = value
-    return found
 
 
 def _check_axis(item: Item, line: LinePlan) -> None:

@@ -21,8 +21,7 @@ from leakaudit.protocols.mixing import matrix, metropolis
 
 def judged(name: str, scale: str = "small", seeds: tuple[int, ...] = (0, 1)) -> rules.Judged:
     (item,) = items.select([name])
-    drawn = drawing.function_of(item)(scale, seeds)
-    return rules.judge(item, drawing.panels_of(drawn, seeds), scale, ())
+    return rules.judge(item, drawing.function_of(item)(scale, seeds), scale, ())
 
 
 # --- DP-Norm --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ Row = Sequence[float | None]
 def line(name: str, *runs: Row, exact: bool = False, x: Sequence[Place] = ()) -> MeasuredLine:
     places = tuple(x) or tuple(range(len(runs[0])))
     values = {seed: tuple(run) for seed, run in enumerate(runs)}
-    return MeasuredLine(name, "loss", places, values, exact)
+    return MeasuredLine(name, places, values, exact)
 
 
 def panel(*lines: MeasuredLine) -> list[Panel]:

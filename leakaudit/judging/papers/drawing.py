@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from leakaudit.core.errors import LeakauditError
@@ -12,39 +11,8 @@ from leakaudit.judging.papers.items import Item, Place
 from leakaudit.judging.papers.measured import MeasuredLine, Panel
 from leakaudit.judging.papers.row import folder
 
-
-@dataclass(frozen=True)
-class DrawnLine:
-    """One line of a drawn item: of a closed form, or of several random runs."""
-
-    name: str
-    x: Sequence[Place]  # places on the horizontal axis
-    # one value per place if nothing is random, None for one that does not exist
-    y: Sequence[float | None] = ()
-    runs: Sequence[Sequence[float | None]] = ()  # otherwise, such values for each seed in order
-
-
-@dataclass(frozen=True)
-class DrawnPanel:
-    """One pair of axes of a drawn item."""
-
-    y: str  # name of the quantity, as printed numbers and expectations call it
-    title: str  # name of the vertical axis
-    axis: str  # name of the horizontal axis
-    lines: Sequence[DrawnLine]
-    logarithmic: bool = False  # whether the vertical axis is
-
-
-@dataclass(frozen=True)
-class DrawnItem:
-    """What the function of an item returns."""
-
-    panels: Sequence[DrawnPanel]  # axes of the published picture, or columns of a table
-    note: str = ""  # a remark for the page
-
-
 # Computes an item at a scale, `small` or `paper`, with some seeds.
-Draw: TypeAlias = Callable[[str, Sequence[int]], DrawnItem]
+Draw: TypeAlias = Callable[[str, Sequence[int]], Sequence[Panel]]
 _DRAWN: dict[str, Draw] = {}
 
 
@@ -66,25 +34,21 @@ def function_of(item: Item) -> Draw:
     return _DRAWN[item.full_name]
 
 
-def panels_of(drawn: DrawnItem, seeds: Sequence[int]) -> list[Panel]:
-    """Return the panels of a drawn item as those of a run."""
-    made = []
-    for panel in drawn.panels:
-        lines = tuple(_measured(line, panel.y, seeds) for line in panel.lines)
-        made.append(Panel(panel.y, panel.title, panel.axis, lines, panel.logarithmic))
-    return made
+def exact(name: str, x: Sequence[Place], y: Sequence[float | None]) -> MeasuredLine:
+    """Return a line about which nothing is random: a value, or None, for each place."""
+    return of_seeds(name, x, (0,), [y], exact=True)
 
 
-def _measured(line: DrawnLine, y: str, seeds: Sequence[int]) -> MeasuredLine:
-    if bool(line.y) == bool(line.runs):
-        raise LeakauditError(f"line {line.name}: expected either y or runs")
-    exact = bool(line.y)
-    columns = [line.y] if exact else line.runs
-    if len(columns) != (1 if exact else len(seeds)):
-        raise LeakauditError(f"line {line.name}: expected a run for each of {len(seeds)} seeds")
-    runs: Mapping[int, tuple[float | None, ...]] = {
-        seed: tuple(column) for seed, column in zip(seeds, columns, strict=False)
-    }
-    if any(len(column) != len(line.x) for column in columns):
-        raise LeakauditError(f"line {line.name}: expected {len(line.x)} values, one per place")
-    return MeasuredLine(line.name, y, tuple(line.x), runs, exact=exact)
+def of_seeds(
+    name: str,
+    x: Sequence[Place],
+    seeds: Sequence[int],
+    runs: Sequence[Sequence[float | None]],
+    *,
+    exact: bool = False,
+) -> MeasuredLine:
+    """Return a line of random runs: for each seed, a value, or None, for each place."""
+    if any(len(run) != len(x) for run in runs):
+        raise LeakauditError(f"line {name}: expected {len(x)} values, one per place")
+    values = {seed: tuple(run) for seed, run in zip(seeds, runs, strict=True)}
+    return MeasuredLine(name, tuple(x), values, exact)

@@ -39,7 +39,6 @@ class MeasuredLine:
     """One line of an item."""
 
     name: str
-    y: str  # quantity
     x: tuple[Place, ...]  # places in their order; empty for a level, which has one value
     runs: Mapping[int, tuple[float | None, ...]]  # for each seed, a value per place
     exact: bool = False  # whether nothing about it is random
@@ -110,7 +109,7 @@ class Panel:
     y: str
     title: str
     axis: str  # name of the horizontal axis
-    lines: tuple[MeasuredLine, ...]
+    lines: Sequence[MeasuredLine]
     logarithmic: bool = False
 
 

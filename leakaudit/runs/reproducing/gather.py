@@ -71,7 +71,7 @@ def _line(
             curve = _curve(results.get(key), panel.y)
             curves[cell.scenario.seed] = curve[:: line.stride]
         longest = max(map(len, curves.values()), default=0)
-        return MeasuredLine(line.name, panel.y, tuple(range(longest)), curves, why=why)
+        return MeasuredLine(line.name, tuple(range(longest)), curves, why=why)
     places = tuple(line.sweep.axes.get(axis, ()))
     runs = {}
     for seed in plan.seeds:
@@ -81,7 +81,7 @@ def _line(
         else:
             at = [_value(results.get(key), cell, panel.y) for key, cell in mine.items()]
         runs[seed] = tuple(at)
-    return MeasuredLine(line.name, panel.y, places, runs, why=why)
+    return MeasuredLine(line.name, places, runs, why=why)
 
 
 def _at(

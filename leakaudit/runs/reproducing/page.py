@@ -268,7 +268,6 @@ def _first(found: Reproduced) -> Overview:
     if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
         seeds = max(3, 2 * len(found.plan.seeds))
         advice.append(("Run more seeds.", found.command_with(seeds)))
-    notes = [text for text in (item.note, found.note) if text]
     facts = [
         ("published as", f"{item.paper}, {item.place}"),
         ("size", "the paper's own" if found.plan.own_size else f"small: {item.small}"),
@@ -286,7 +285,7 @@ def _first(found: Reproduced) -> Overview:
     return Overview(
         topic=f"{item.full_name}: {item.title}",
         says=found.sentence,
-        certainty=" ".join([certainty, *notes]).strip(),
+        certainty=f"{certainty} {item.note}".strip(),
         level=found.level,
         badge=found.word,
         advice=advice,

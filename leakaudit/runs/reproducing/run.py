@@ -83,7 +83,6 @@ class Reproduced:
     seconds: float  # processor time of its cells, and the time of functions and claims
     troubles: tuple[str, ...] = ()  # why cells have no result
     left: int = 0  # number of cells and claims without a result
-    note: str = ""  # of the function that draws it
     versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
 
     def __repr__(self) -> str:
@@ -223,7 +222,7 @@ class Reproduced:
             "undetermined": list(item.undetermined),
             "chosen": list(item.chosen),
             "lost": item.lost,
-            "note": "; ".join(filter(None, (item.note, self.note))),
+            "note": item.note,
             "command": self.command,
             "versions": dict(self.versions),
         }
@@ -329,7 +328,6 @@ class ReproductionRun:
         panels: list[Panel] = []
         troubles: list[str] = []
         left = len(item.claims) - len(claims)
-        note = ""
         seconds = 0.0
         if item.full_name in self.blocked:
             why = f"it cannot be run here: {self.blocked[item.full_name]}"
@@ -340,9 +338,7 @@ class ReproductionRun:
             left += 1
         elif item.drawn:
             try:
-                drawn = drawing.function_of(item)(plan.scale, plan.seeds)
-                panels = drawing.panels_of(drawn, plan.seeds)
-                note = drawn.note
+                panels = list(drawing.function_of(item)(plan.scale, plan.seeds))
             except LeakauditError as error:
                 troubles.append(str(error))
         elif item.plan is not None:
@@ -355,7 +351,7 @@ class ReproductionRun:
         if judged is None and item.state == "runs":
             judged = rules.judge(item, panels, plan.scale, troubles)
         seconds += time.perf_counter() - start
-        return Reproduced(plan, judged, tuple(panels), claims, seconds, tuple(troubles), left, note)
+        return Reproduced(plan, judged, tuple(panels), claims, seconds, tuple(troubles), left)
 
     def _claims(self, item: Item) -> tuple[ClaimRow, ...]:
         """Return the rows of an item, evaluated now unless these versions have done it here."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers.dp_dkm.claims import AGENTS, RECORDS, sensitivity
-from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.drawing import draws, exact, of_seeds
+from leakaudit.judging.papers.measured import Panel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols import optimum, topology
 from leakaudit.protocols.released import shrink
@@ -22,16 +23,16 @@ FEWER, MORE = 8, 1000  # records of an agent: with few, the agents' own optima d
 
 
 @draws("dp-dkm/table1")
-def _operators(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _operators(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     lines = []
     for samples in (FEWER, MORE):
         runs = [
             [_distance(operator, samples, seed) for operator in OPERATORS.values()]
             for seed in seeds
         ]
-        lines.append(DrawnLine(f"{samples} records an agent", [*OPERATORS], runs=runs))
+        lines.append(of_seeds(f"{samples} records an agent", [*OPERATORS], seeds, runs))
     title = "relative error of the average at the end"
-    return DrawnItem([DrawnPanel("error", title, "operator", lines, logarithmic=True)])
+    return [Panel("error", title, "operator", lines, logarithmic=True)]
 
 
 def _distance(operator: str, samples: int, seed: int) -> float:
@@ -66,28 +67,20 @@ def _distance(operator: str, samples: int, seed: int) -> float:
 
 
 @draws("dp-dkm/table2")
-def _topologies(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _topologies(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     def bound(kind: str, iterations: int, agents: int, records: int) -> float:
         graph = topology.make(kind, agents, fresh())
         return sensitivity(graph, [RELAXED] * iterations, records)
 
-    panels = []
-    lines = []
-    for kind in GRAPHS:
-        values = [bound(kind, k, AGENTS, RECORDS) for k in ITERATIONS]
-        lines.append(DrawnLine(kind, ITERATIONS, values))
-    title = "bound of Theorem 1 over B"
-    panels.append(DrawnPanel("iterations", title, "iterations", lines, logarithmic=True))
-    lines = []
-    sizes = (1, 10, 100, 1000)
-    for kind in GRAPHS:
-        values = [bound(kind, FEW, AGENTS, records) for records in sizes]
-        lines.append(DrawnLine(kind, sizes, values))
-    panels.append(DrawnPanel("records", title, "records of an agent, N", lines))
-    lines = []
-    agents = (4, 8, 16, 32)
-    for kind in GRAPHS:
-        values = [bound(kind, FEW, count, RECORDS) for count in agents]
-        lines.append(DrawnLine(kind, agents, values))
-    panels.append(DrawnPanel("agents", title, "agents, M", lines))
-    return DrawnItem(panels)
+    def panel(
+        name: str, axis: str, places: Sequence[int], sizes: Callable[[int], tuple[int, int, int]]
+    ) -> Panel:
+        lines = [exact(kind, places, [bound(kind, *sizes(at)) for at in places]) for kind in GRAPHS]
+        title = "bound of Theorem 1 over B"
+        return Panel(name, title, axis, lines, logarithmic=name == "iterations")
+
+    return [
+        panel("iterations", "iterations", ITERATIONS, lambda k: (k, AGENTS, RECORDS)),
+        panel("records", "records of an agent, N", (1, 10, 100, 1000), lambda n: (FEW, AGENTS, n)),
+        panel("agents", "agents, M", (4, 8, 16, 32), lambda m: (FEW, m, RECORDS)),
+    ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leakaudit.judging.papers.dp_norm.claims import ALPHA, BATCH, LOCAL, RECORDS, STEP
-from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.drawing import draws, exact
+from leakaudit.judging.papers.measured import Panel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols.dpnorm_family import sensitivity
 
@@ -35,22 +36,22 @@ def moved(alpha: float, rounds: int) -> list[float]:
 
 
 @draws("dp-norm/lemma1")
-def _lemma_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _lemma_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     lines = []
     rounds = [*range(1, ROUNDS + 1)]
     for alpha in (ALPHA, 0.0):
         gamma = 1 + alpha / (STEP * DEGREE * LOCAL)
         most = sensitivity(gamma, STEP, LOCAL, RECORDS, BATCH, 1.0)
         lines += [
-            DrawnLine(f"Lemma 1, alpha = {alpha:g}", rounds, [most] * ROUNDS),
-            DrawnLine(f"constant gradients, alpha = {alpha:g}", rounds, moved(alpha, ROUNDS)),
+            exact(f"Lemma 1, alpha = {alpha:g}", rounds, [most] * ROUNDS),
+            exact(f"constant gradients, alpha = {alpha:g}", rounds, moved(alpha, ROUNDS)),
         ]
     title = "largest change of a node's model by one record"
-    return DrawnItem([DrawnPanel("moved", title, "round", lines, logarithmic=True)])
+    return [Panel("moved", title, "round", lines, logarithmic=True)]
 
 
 @draws("dp-norm/table1")
-def _table_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _table_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     done = run(victim="dpnorm", nodes=6, graph="ring", rounds=1, samples=20, set={"bias": False})
     x, _ = done.truth.of(0)
     sent = sum(int((m.src == 0).sum()) * m.payload.shape[1] for m in done.trace.messages)
@@ -59,7 +60,7 @@ def _table_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
     held = [x.numel(), done.plan.task.init(fresh()).numel(), sent]
     symbols = ["x_i", "w_i", "lambda_i"]
     lines = [
-        DrawnLine("dimensions of Table I", symbols, [float(count) for count in said]),
-        DrawnLine("a run", symbols, [float(count) for count in held]),
+        exact("dimensions of Table I", symbols, [float(count) for count in said]),
+        exact("a run", symbols, [float(count) for count in held]),
     ]
-    return DrawnItem([DrawnPanel("numbers", "numbers that a node holds", "symbol", lines)])
+    return [Panel("numbers", "numbers that a node holds", "symbol", lines)]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.drawing import draws, exact, of_seeds
+from leakaudit.judging.papers.measured import MeasuredLine, Panel
 from leakaudit.judging.papers.runs import finish, fresh, planned
 from leakaudit.protocols import recording, topology
 from leakaudit.protocols.walk import draw
@@ -39,21 +40,21 @@ def largest_loss(epsilons: Sequence[float], moved: Sequence[bool], seed: int) ->
 
 
 @draws("dp-recal/proposition1")
-def _sequential(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _sequential(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     counts = [*range(1, len(BUDGETS) + 1)]
     sums = [math.fsum(BUDGETS[:count]) for count in counts]
     attained = [
         [largest_loss(BUDGETS[:count], [True] * count, seed) for count in counts] for seed in seeds
     ]
     lines = [
-        DrawnLine("sum of the budgets", counts, sums),
-        DrawnLine("largest loss of Laplace releases", counts, runs=attained),
+        exact("sum of the budgets", counts, sums),
+        of_seeds("largest loss of Laplace releases", counts, seeds, attained),
     ]
-    return DrawnItem([DrawnPanel("epsilon", "epsilon", "releases", lines)])
+    return [Panel("epsilon", "epsilon", "releases", lines)]
 
 
 @draws("dp-recal/proposition2")
-def _parallel(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _parallel(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     counts = [*range(1, len(BUDGETS) + 1)]
     largest = [max(BUDGETS[:count]) for count in counts]
 
@@ -63,18 +64,19 @@ def _parallel(scale: str, seeds: Sequence[int]) -> DrawnItem:
         return max(largest_loss(BUDGETS[:count], moved, seed) for moved in every)
 
     lines = [
-        DrawnLine("largest budget", counts, largest),
-        DrawnLine(
+        exact("largest budget", counts, largest),
+        of_seeds(
             "largest loss of Laplace releases",
             counts,
-            runs=[[worst(count, seed) for count in counts] for seed in seeds],
+            seeds,
+            [[worst(count, seed) for count in counts] for seed in seeds],
         ),
     ]
-    return DrawnItem([DrawnPanel("epsilon", "epsilon", "parts of the data", lines)])
+    return [Panel("epsilon", "epsilon", "parts of the data", lines)]
 
 
 @draws("dp-recal/lemma1")
-def _activations(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _activations(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     count = 200_000 if scale == "paper" else 20_000
     panels = []
     for kind, size in (("star", 5), ("ring", 8), ("rgg", 10)):
@@ -86,26 +88,26 @@ def _activations(scale: str, seeds: Sequence[int]) -> DrawnItem:
             walk = draw(graph, count, fresh(seed), "walk")
             shares.append((torch.bincount(walk, minlength=graph.nodes) / count).tolist())
         lines = [
-            DrawnLine(f"degree / 2 E, {kind}", nodes, [graph.degree(i) / total for i in nodes]),
-            DrawnLine(f"share of activations, {kind}", nodes, runs=shares),
+            exact(f"degree / 2 E, {kind}", nodes, [graph.degree(i) / total for i in nodes]),
+            of_seeds(f"share of activations, {kind}", nodes, seeds, shares),
         ]
-        panels.append(DrawnPanel("share", f"share of activations, {kind}", "agent", lines))
-    return DrawnItem(panels)
+        panels.append(Panel("share", f"share of activations, {kind}", "agent", lines))
+    return panels
 
 
 @draws("dp-recal/lemma5")
-def _sensitivity(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _sensitivity(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     moved, allowed = [], []
     for seed in seeds:
         changes = [_change(tau, seed) for tau in TAUS]
         moved.append([change for change, _ in changes])
         allowed.append([most for _, most in changes])
     lines = [
-        DrawnLine("change of the state", TAUS, runs=moved),
-        DrawnLine("tau_i times the change of the gradient", TAUS, runs=allowed),
+        of_seeds("change of the state", TAUS, seeds, moved),
+        of_seeds("tau_i times the change of the gradient", TAUS, seeds, allowed),
     ]
     title = "change by one replaced record"
-    return DrawnItem([DrawnPanel("moved", title, "tau_i", lines)])
+    return [Panel("moved", title, "tau_i", lines)]
 
 
 def _change(tau: float, seed: int) -> tuple[float, float]:
@@ -138,17 +140,17 @@ def _change(tau: float, seed: int) -> tuple[float, float]:
 
 
 @draws("dp-recal/lemma6")
-def _divergence(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _divergence(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     panels = []
     for noise in (0.5, 1.0, 3.0):
         rho = 1 / (2 * noise**2)
         lines = [
-            DrawnLine(f"rho alpha, sigma = {noise:g}", ORDERS, [rho * a for a in ORDERS]),
-            DrawnLine(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
+            exact(f"rho alpha, sigma = {noise:g}", ORDERS, [rho * a for a in ORDERS]),
+            exact(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
         ]
         title = f"Rényi divergence, Delta = 1 and sigma = {noise:g}"
-        panels.append(DrawnPanel("divergence", title, "order alpha", lines))
-    return DrawnItem(panels)
+        panels.append(Panel("divergence", title, "order alpha", lines))
+    return panels
 
 
 def renyi(noise: float, order: float) -> float:
@@ -164,15 +166,15 @@ def renyi(noise: float, order: float) -> float:
 
 
 @draws("dp-recal/proposition3")
-def _conversion(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _conversion(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     said = [rho + 2 * math.sqrt(rho * math.log(1 / DELTA)) for rho in RHOS]
     true = [gaussian.epsilon(DELTA, math.sqrt(2 * rho)) for rho in RHOS]
     lines = [
-        DrawnLine("rho + 2 sqrt(rho log(1 / delta))", RHOS, said),
-        DrawnLine("exact epsilon of Gaussian noise with this rho", RHOS, true),
+        exact("rho + 2 sqrt(rho log(1 / delta))", RHOS, said),
+        exact("exact epsilon of Gaussian noise with this rho", RHOS, true),
     ]
     title = f"epsilon at delta = {DELTA:g}"
-    return DrawnItem([DrawnPanel("epsilon", title, "rho", lines, logarithmic=True)])
+    return [Panel("epsilon", title, "rho", lines, logarithmic=True)]
 
 
 # --- Tables I to III: what a fixed accuracy takes -------------------------------------------------
@@ -249,32 +251,32 @@ def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, se
     return Needed(float(plf), sent / BATON if victim == "recal" else float(sent))
 
 
-def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     sizes = (4, 8, 16) if scale == "paper" else (4, 8)
-    lines: dict[str, list[DrawnLine]] = {"plf": [], "messages": []}
+    lines: dict[str, list[MeasuredLine]] = {"plf": [], "messages": []}
     for method in METHODS:
         found = [[needed(method, graph, size, seed) for size in sizes] for seed in seeds]
         for y, made in lines.items():
             runs = [[getattr(one, y) for one in row] for row in found]
-            made.append(DrawnLine(method, sizes, runs=runs))
+            made.append(of_seeds(method, sizes, seeds, runs))
     titles = {"plf": "privacy leakage frequency", "messages": "communications"}
     panels = []
     for y, made in lines.items():
         title = f"{titles[y]} until a relative error of {PRECISION:g}"
-        panels.append(DrawnPanel(y, title, "agents", made, logarithmic=True))
-    return DrawnItem(panels)
+        panels.append(Panel(y, title, "agents", made, logarithmic=True))
+    return panels
 
 
 @draws("dp-recal/table1")
-def _complete(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _complete(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     return _complexity("complete", scale, seeds)
 
 
 @draws("dp-recal/table2")
-def _circular(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _circular(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     return _complexity("ring", scale, seeds)
 
 
 @draws("dp-recal/table3")
-def _general(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _general(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     return _complexity("rgg", scale, seeds)

@@ -10,7 +10,8 @@ from torch import Generator
 
 from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion import attacking
-from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.drawing import draws, exact, of_seeds
+from leakaudit.judging.papers.measured import Panel
 from leakaudit.judging.papers.pdmm_thesis.claims import THESIS, from_models
 from leakaudit.judging.papers.runs import FinishedRun, fresh, run
 from leakaudit.scoring.scoring import score
@@ -43,7 +44,7 @@ def connected(
 
 
 @draws("pdmm-thesis/fig3.1")
-def _fig_3_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _fig_3_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     graphs = GRAPHS[scale]
     shares: dict[bool, list[list[float]]] = {False: [], True: []}
     for seed in seeds:
@@ -57,24 +58,24 @@ def _fig_3_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
             of_all.append(of_seed)
     least = [1 - 1 / nodes**2 for nodes in NODES]
     lines = (
-        DrawnLine("radius sqrt(log N / N) on a square", NODES, runs=shares[False]),
-        DrawnLine("radius sqrt(log N / N) on a torus", NODES, runs=shares[True]),
-        DrawnLine("1 - 1 / N^2", NODES, least),
+        of_seeds("radius sqrt(log N / N) on a square", NODES, seeds, shares[False]),
+        of_seeds("radius sqrt(log N / N) on a torus", NODES, seeds, shares[True]),
+        exact("1 - 1 / N^2", NODES, least),
     )
-    return DrawnItem((DrawnPanel("connected", "share of connected graphs", "nodes N", lines),))
+    return (Panel("connected", "share of connected graphs", "nodes N", lines),)
 
 
 @draws("pdmm-thesis/fig5.1")
-def _fig_5_1(_scale: str, seeds: Sequence[int]) -> DrawnItem:
-    return DrawnItem((_error_panel((1000,), 20, seeds),))
+def _fig_5_1(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+    return (_error_panel((1000,), 20, seeds),)
 
 
 @draws("pdmm-thesis/fig6.2")
-def _fig_6_2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
-    return DrawnItem((_error_panel(STEPS, 100, seeds),))
+def _fig_6_2(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+    return (_error_panel(STEPS, 100, seeds),)
 
 
-def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) -> DrawnPanel:
+def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) -> Panel:
     """Return the error of the inputs by round, a line for each number of gradient steps."""
     lines = []
     for steps in all_steps:
@@ -83,9 +84,9 @@ def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) ->
             settings = {**THESIS["set"], "k_max": steps}
             done = run(**{**THESIS, "set": settings, "rounds": rounds, "seed": seed})
             errors.append(_input_errors(done))
-        lines.append(DrawnLine(f"k_max = {steps}", range(1, rounds - 1), runs=errors))
+        lines.append(of_seeds(f"k_max = {steps}", range(1, rounds - 1), seeds, errors))
     said = "mean Euclidean error of the inputs, eq. (6.9)"
-    return DrawnPanel("error", said, "round t", lines, logarithmic=True)
+    return Panel("error", said, "round t", lines, logarithmic=True)
 
 
 def _input_errors(done: FinishedRun) -> list[float]:
@@ -100,12 +101,12 @@ def _input_errors(done: FinishedRun) -> list[float]:
 
 
 @draws("pdmm-thesis/fig6.3")
-def _fig_6_3(scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _fig_6_3(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     lines = []
     for data in IMAGES[scale]:
         values = [[_psnr(data, steps, seed) for steps in STEPS_OF_IMAGES] for seed in seeds]
-        lines.append(DrawnLine(data, STEPS_OF_IMAGES, runs=values))
-    return DrawnItem((DrawnPanel("psnr", "PSNR, dB", "k_max", lines),))
+        lines.append(of_seeds(data, STEPS_OF_IMAGES, seeds, values))
+    return (Panel("psnr", "PSNR, dB", "k_max", lines),)
 
 
 def _psnr(data: str, steps: int, seed: int) -> float:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
-from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
+from leakaudit.judging.papers.drawing import draws, exact, of_seeds
+from leakaudit.judging.papers.measured import Panel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols.kirkman import Partition, longest, partitions, upper_limit
 
@@ -40,32 +41,30 @@ def _gap(found: Sequence[Partition]) -> int:
 
 
 @draws("secured-fl/fig1")
-def _fig1(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
+def _fig1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
     found = longest(PEERS, SIZE, RUNS, fresh())
     met = _meetings(found, 1)
     pairs = list(combinations(range(PEERS), 2))
     meetings = [float(len(met.get(pair, ()))) for pair in pairs]
     numbers = range(1, len(pairs) + 1)
 
-    def one(y: str, title: str, value: float) -> DrawnPanel:
-        return DrawnPanel(y, title, "users", (DrawnLine("found", (PEERS,), (value,)),))
+    def one(y: str, title: str, value: float) -> Panel:
+        return Panel(y, title, "users", (exact("found", (PEERS,), (value,)),))
 
-    return DrawnItem(
-        (
-            one("partitions", "partitions", len(found)),
-            one("gap", "iterations between two meetings of a pair", _gap(found)),
-            DrawnPanel(
-                "meetings",
-                "partitions in which a pair shares a group",
-                "pair of users",
-                (DrawnLine("found", numbers, meetings),),
-            ),
-        )
+    return (
+        one("partitions", "partitions", len(found)),
+        one("gap", "iterations between two meetings of a pair", _gap(found)),
+        Panel(
+            "meetings",
+            "partitions in which a pair shares a group",
+            "pair of users",
+            (exact("found", numbers, meetings),),
+        ),
     )
 
 
 @draws("secured-fl/fig2")
-def _fig2(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
+def _fig2(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
     settings = {"rho": 0.8, "iterations": 1, "partitions": 4, "local_steps": 1}
     done = run(victim="secured", nodes=PEERS, graph="complete", rounds=1, set=settings)
     (table,) = done.trace.messages
@@ -81,21 +80,21 @@ def _fig2(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
     for (kind, same), values in counts.items():
         what = {"y": "y", "sum": "partial z sums"}[kind]
         where = "its own group" if same else "other groups"
-        lines.append(DrawnLine(f"{what} from {where}", peers, values))
+        lines.append(exact(f"{what} from {where}", peers, values))
     said = "messages that a peer receives in one iteration"
-    return DrawnItem((DrawnPanel("messages", said, "peer", lines),))
+    return (Panel("messages", said, "peer", lines),)
 
 
 @draws("secured-fl/lemma4.1")
-def _lemma_4_1(_scale: str, _seeds: Sequence[int]) -> DrawnItem:
+def _lemma_4_1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
     classes = []
     gaps = []
     for nodes, size, count in DESIGNS:
         classes.append(float(count))
         gaps.append(float(_gap(partitions(nodes, size, count, fresh(1)))))
     names = [f"{nodes} in {nodes // size} groups of {size}" for nodes, size, _ in DESIGNS]
-    lines = (DrawnLine("gap", names, gaps), DrawnLine("parallel classes", names, classes))
-    return DrawnItem((DrawnPanel("gap", "gap, and parallel classes", "design", lines),))
+    lines = (exact("gap", names, gaps), exact("parallel classes", names, classes))
+    return (Panel("gap", "gap, and parallel classes", "design", lines),)
 
 
 # Algorithm 2 removes the edges of a group when it finds it, and never puts them back. A random set
@@ -140,7 +139,7 @@ def _best(nodes: int, size: int, runs: int, seed: int) -> list[Partition]:
 
 
 @draws("secured-fl/algorithm2")
-def _algorithm2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _algorithm2(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     peers = (9, 15)
     sizes = []
     twice = []
@@ -151,16 +150,14 @@ def _algorithm2(_scale: str, seeds: Sequence[int]) -> DrawnItem:
         twice.append([float(sum(len(at) > 1 for at in of_one)) for of_one in met])
     name = f"Algorithm 2 as printed, best of {RUNS} runs"
     pairs = "pairs that share a group more than once"
-    return DrawnItem(
-        (
-            DrawnPanel("partitions", "partitions", "peers", (DrawnLine(name, peers, runs=sizes),)),
-            DrawnPanel("twice", pairs, "peers", (DrawnLine(name, peers, runs=twice),)),
-        )
+    return (
+        Panel("partitions", "partitions", "peers", (of_seeds(name, peers, seeds, sizes),)),
+        Panel("twice", pairs, "peers", (of_seeds(name, peers, seeds, twice),)),
     )
 
 
 @draws("secured-fl/fig6")
-def _fig6(_scale: str, seeds: Sequence[int]) -> DrawnItem:
+def _fig6(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     panels = []
     for size, peers in NETWORKS.items():
         printed = []
@@ -170,9 +167,9 @@ def _fig6(_scale: str, seeds: Sequence[int]) -> DrawnItem:
             searched.append([float(len(longest(n, size, RUNS, fresh(seed)))) for n in peers])
         limit = [float(upper_limit(n, size)) for n in peers]
         lines = (
-            DrawnLine(f"groups of {size}, Algorithm 2 as printed", peers, runs=printed),
-            DrawnLine(f"groups of {size}, our search", peers, runs=searched),
-            DrawnLine(f"groups of {size}, upper limit", peers, limit),
+            of_seeds(f"groups of {size}, Algorithm 2 as printed", peers, seeds, printed),
+            of_seeds(f"groups of {size}, our search", peers, seeds, searched),
+            exact(f"groups of {size}, upper limit", peers, limit),
         )
-        panels.append(DrawnPanel("partitions", "parallel classes", "peers", lines))
-    return DrawnItem(panels)
+        panels.append(Panel("partitions", "parallel classes", "peers", lines))
+    return panels

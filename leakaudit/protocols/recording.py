@@ -109,17 +109,9 @@ class Plan:
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
         scheduled = self.victim.schedule(self.graph, rounds, random)
-        size = self.task.layout.size
-        public = {"w0": torch.zeros(size), **scheduled}  # only its length counts
-        return Protocol(
-            self.victim,
-            self.graph,
-            rounds,
-            public,
-            records=self.scenario.samples,
-            size=size,
-            summed=self.scenario.summed,
-        )
+        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
+        samples, summed = self.scenario.samples, self.scenario.summed
+        return Protocol(self.victim, self.graph, rounds, public, records=samples, summed=summed)
 
     def with_noise(self, found: Calibrated) -> Plan:
         """Return the plan with the noise that was found in place of the epsilon."""

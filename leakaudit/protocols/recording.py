@@ -189,10 +189,8 @@ def _claimed(plan: Plan, wanted: Target) -> Plan:
 
     value, claim = calibration.by_claims(wanted.epsilon, wanted.constant, scenario.victim, claims)
     basis = f"as claimed: {claim.source}"
-    method = calibration.METHODS[0]
-    return plan.with_noise(
-        Calibrated(wanted.epsilon, claim.delta, wanted.constant, value, method, basis)
-    )
+    found = (wanted.epsilon, claim.delta, wanted.constant, value, calibration.CLAIM, basis)
+    return plan.with_noise(Calibrated(*found))
 
 
 def record(
@@ -226,7 +224,7 @@ def record(
 
 
 def train(plan: Plan) -> Recorder:
-    """Run the plan without recording its messages, for the truth with its curves alone."""
+    """Run the plan without recording its messages, only for the curves of its truth."""
     silent = replace(plan, wires=[])
     with opened(silent, None, public(plan), sys.maxsize, None) as recorder:
         plan.victim.run(

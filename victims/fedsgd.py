@@ -75,9 +75,7 @@ class FedSGD(SimulatedVictim):
         stable("fedsgd", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count one message in each direction of a channel, the most that a schedule sends."""
-        if self.fraction == 1:
-            return super().messages(graph, rounds, wires)
+        """Count one message in each direction of a channel, to each client of a round."""
         return most_of(self.fraction, graph, rounds, wires)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:

@@ -17,8 +17,9 @@ from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
 
+CLAIM = "claim"
 EXACT = "exact"
-METHODS = ("claim", EXACT)
+METHODS = (CLAIM, EXACT)
 # Constants that every noisy victim has, unless it declares them itself.
 EPSILON = "epsilon"
 STD = "sigma"  # name of the noise that an epsilon replaces

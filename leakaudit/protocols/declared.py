@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import torch
@@ -24,13 +24,7 @@ from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.theory.relations.declare import (
-    Limits,
-    at_most,
-    gradients_times,
-    outline,
-    outlined,
-)
+from leakaudit.theory.relations.declare import Limits, at_most, gradients_times, outline, outlined
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.recursion import WINDOW
@@ -126,7 +120,6 @@ class Protocol:
     undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
     summed: int = 1  # records of which a gradient is the sum, if it is not their mean
-    size: int = 0  # coordinates of a model, and so of every vector; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
     # what a recording says about its own inputs (`views.accounting.resting`)
@@ -134,6 +127,11 @@ class Protocol:
     # the most that may be declared, if constants and public tensors come from a recording, which a
     # stranger may have made; None if they do not
     most: Limits | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates of a model, and so of every vector; 0 if unknown."""
+        return len(self.public.get("w0", ()))
 
     @property
     def whole(self) -> Relations:
@@ -180,9 +178,9 @@ class Protocol:
             ) from error
 
     def _complete(self, rounds: int) -> Relations:
-        if not self.undeclared:
-            return _relations(self.victim, self.graph, rounds, self.public, self.summed)
         with gradients_times(self.summed):
+            if not self.undeclared:
+                return _relations(self.victim, self.graph, rounds, self.public, self.summed)
             p = self.victim.relations(self.graph, rounds, self.public)
         sent = {post for vector in p.vectors for post in posts(vector)}
         for post, secure, early in self.undeclared:
@@ -373,13 +371,6 @@ def _relations(
     victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor], summed: int
 ) -> Relations:
     """Return the relations of a victim; they are shared, so nobody may change them."""
-    with gradients_times(summed):
-        return _shared(victim, graph, rounds, public, summed)
-
-
-def _shared(
-    victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor], summed: int
-) -> Relations:
     tensors = tuple((name, id(value), value._version) for name, value in public.items())
     key: Hashable = (victim, type(victim), graph, rounds, summed, tensors)
     try:
@@ -421,14 +412,31 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         victim,
         trace.graph,
         rounds,
-        trace.public,
+        _sized(trace.public, trace.layout.size),
         records=_records(trace),
         summed=_summed(trace),
-        size=trace.layout.size,
         unstated=unstated,
         evidence=evidence,
         most=largest(trace),
     )
+
+
+def _sized(public: Mapping[str, Tensor], size: int) -> Mapping[str, Tensor]:
+    """Return public tensors with an initial model (d,), whose length the noise may depend on."""
+    start = public.get("w0")
+    if start is None:
+        return {**public, "w0": _unknown_start(size)}
+    if start.shape != (size,):
+        raise LeakauditError(
+            f"expected a public tensor 'w0' of the {size} parameters of the model, got shape "
+            f"{tuple(start.shape)}"
+        )
+    return public
+
+
+@lru_cache(maxsize=1)  # one tensor, so that `_relations` recognises it
+def _unknown_start(size: int) -> Tensor:
+    return torch.zeros(1).expand(size)
 
 
 def _records(trace: Trace) -> int:

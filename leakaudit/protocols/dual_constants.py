@@ -239,7 +239,7 @@ class _Search:
         some = [np.concatenate([a.sent.ravel(), a.came.ravel()]) for a in self._around]
         cell = _cell(np.concatenate(some))
         says = "the messages are multiples of it" if cell else "the messages lie on no grid"
-        self._found("quantize", cell, says, 0.0)
+        self._found("quantize", cell, says)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -299,9 +299,7 @@ class _Search:
         return found
 
     def _inexact(self, found: Measured) -> str:
-        cell = self.values.get("quantize", 0.0 if "quantize" in self.unknown else None)
-        if cell is None:
-            cell = self.view.number("quantize")
+        cell = self.values.get("quantize", self._number("quantize"))
         why = "the messages do not satisfy the equations of the protocol"
         if isinstance(cell, float) and cell > 0:
             why = f"the messages are rounded to multiples of {cell:g}"
@@ -327,8 +325,8 @@ class _Search:
             q = Measured(0.0, 0.0)
         elif rho is not None:
             q = Measured(self._quiet.l2 / rho, 0.0)
-        if self._known_update == "exact" and q is not None:
-            return self._exact_only()
+        if self._known_update == "exact" and q is not None:  # nothing shows rho
+            return self._scale()
         fits = self._fits(theta.value, q, groups)
         if q is None:
             q = min((one.fit.q for one in fits.values()), key=lambda one: one.error)
@@ -365,11 +363,6 @@ class _Search:
     def _known_update(self) -> str | None:
         return None if "update" in self.unknown else str(self.view.constant("update"))
 
-    def _exact_only(self) -> bool:
-        """Only rho is unknown of an exact update, and nothing shows it."""
-        self._scale("exact")
-        return True
-
     def _constants(
         self,
         theta: Measured,
@@ -393,10 +386,9 @@ class _Search:
         if rho is None:
             self._of_rho = "the known step shows it"
             rho = way.scale(self._number("alpha"), self._number("mu"))
-        degrees = len(slopes)
-        fitted = f"the {self._quiet.name} show no gradient, for nodes of {degrees} degrees"
-        if degrees == 1:
-            fitted = f"the {self._quiet.name} show no gradient"
+        fitted = f"the {self._quiet.name} show no gradient"
+        if len(slopes) > 1:
+            fitted += f", for nodes of {len(slopes)} degrees"
         also = ""
         if way.update == "exact":
             also = ", unless gradient steps reach it up to rounding"
@@ -404,8 +396,7 @@ class _Search:
         if way.update == "gradient":
             self._found("k_max", way.steps, f"no other number explains the messages; {fitted}")
         if rho is None:
-            self._scale(way.update, way)
-            return True
+            return self._scale(way)
         if not rho.relative <= self.limit:
             raise _Missing(f"rho is known only to {rho.relative:.1g}")
         self._measured("rho", rho, self._of_rho)
@@ -527,14 +518,14 @@ class _Search:
             self._measured("rho", rho, self._of_rho)
         return True  # local steps are not known, so nothing may be computed again from them
 
-    def _scale(self, update: str, way: _Way | None = None) -> None:
+    def _scale(self, way: _Way | None = None) -> bool:
         """Say that only products with rho are determined, and use rho = 1."""
         one = Measured(1.0, 0.0)
         self.values["rho"] = 1.0
         self._unknown("rho", SCALE)
-        if update == "exact" or way is None or way.scaled is None:
-            return
-        if update == "gradient":
+        if way is None or way.scaled is None:
+            return True
+        if way.update == "gradient":
             found = way.divided(one)
             self.values["alpha"] = found.rounded
             self._unknown("alpha", f"{SCALE}; alpha rho = {found.rounded:.10g}")
@@ -542,6 +533,7 @@ class _Search:
             found = way.multiplied(one)
             self.values["mu"] = found.rounded
             self._unknown("mu", f"{SCALE}; mu / rho = {found.rounded:.10g}")
+        return True
 
 
 # Constants of each local update beside rho.
@@ -669,9 +661,9 @@ def _cell(values: Array) -> float:
         return 0.0
     cell = float(gaps.min())
     for _ in range(3):  # more accurate with every larger multiple
-        near = sizes[sizes < cell / GRID / 8] if cell else sizes
+        near = sizes[sizes < cell / GRID / 8]
         count = np.round(near / cell)
         cell = float((near * count).sum() / (count**2).sum())
     off = np.abs(sizes / cell - np.round(sizes / cell))
     few = largest / cell * 1e-14 + GRID
-    return cell if bool((off < max(few, GRID)).all()) and largest / cell < CELLS else 0.0
+    return cell if bool((off < few).all()) and largest / cell < CELLS else 0.0

@@ -32,22 +32,21 @@ def of(problem: Problem, l1: float = 0.0) -> Tensor | None:
         term for two classes; None for other losses, for large models, and if it is not unique.
     """
     if problem.task.spec.model == "logistic" and problem.task.spec.loss == "binary":
-        return None if l1 else logistic(problem)
-    return least_squares(problem, l1)
+        return None if l1 else _logistic(problem)
+    return _least_squares(problem, l1)
 
 
-def logistic(problem: Problem) -> Tensor | None:
+def _logistic(problem: Problem) -> Tensor | None:
     """Minimise the mean of log(1 + e^z) - y z, z = x w, plus l2/2 |w|^2 by Newton's method."""
     task = problem.task
     x, y = _rows(problem)
     if not task.l2 or x.shape[1] > LARGEST:
         return None
     w = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    first = torch.zeros((), dtype=w.dtype)
-    for k in range(NEWTON):
+    first = (x.T @ (0.5 - y[:, 0]) / len(x)).norm()  # slope at w = 0
+    for _ in range(NEWTON):
         p = (x @ w).sigmoid()
         slope = x.T @ (p - y[:, 0]) / len(x) + task.l2 * w
-        first = first if k else slope.norm()
         curvature = (x * (p * (1 - p))[:, None]).T @ x / len(x)
         curvature.diagonal().add_(task.l2)
         step = torch.linalg.solve(curvature, slope)
@@ -56,16 +55,11 @@ def logistic(problem: Problem) -> Tensor | None:
         w = w - step
     # One logit, so the layout has the weights and then the intercept, as the columns of x.
     settled = bool(slope.norm() <= SETTLED * torch.finfo(w.dtype).eps * first)
-    return w.to(problem.x.device) if settled else None
+    return w if settled else None
 
 
-def least_squares(problem: Problem, l1: float = 0.0) -> Tensor | None:
-    """Return argmin of the mean of the nodes' losses plus l1 |w|_1, (d,) float64.
-
-    Returns:
-        The optimum; None if the model is not linear with the squared loss, is too large, or has
-        several optima.
-    """
+def _least_squares(problem: Problem, l1: float) -> Tensor | None:
+    """Solve the normal equations; with l1 > 0, continue from there by proximal steps."""
     task = problem.task
     if task.spec.model != "linear" or task.spec.loss != "squared":
         return None
@@ -84,7 +78,7 @@ def least_squares(problem: Problem, l1: float = 0.0) -> Tensor | None:
         w = _shrunk(h, c, l1, w, float(values[-1]))
     # The layout has the weights by output, and then the intercepts.
     width = task.layout.slices[task.layout.names[0]].stop // w.shape[1]
-    return torch.cat([w[:width].T.flatten(), w[width:].flatten()]).to(problem.x.device)
+    return torch.cat([w[:width].T.flatten(), w[width:].flatten()])
 
 
 def _rows(problem: Problem) -> tuple[Tensor, Tensor]:

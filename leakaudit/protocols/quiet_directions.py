@@ -153,25 +153,23 @@ class Quiet:
         assert self.shape is not None
         return values[..., self.order].reshape(*values.shape[:-1], *self.shape)
 
+    def _blocks(self, target: Array, terms: Sequence[Array]) -> _Blocks:
+        return self.block(target), [self.block(term) for term in terms]
+
     def fit(self, equations: Equations, q: float | None) -> Fit | str:
         """Return the coefficients of a node, or why they are not determined."""
         if self.shape is None:
             return self.missing
         if len(equations.after) < 2:
             return "fewer than 5 rounds are observed"
-        target, terms = equations.terms(q)
-        found: _Coefficients | str
+        exact = self._blocks(*equations.terms(q))
         if self.classes:
-            found = _summed(self.block(target), [self.block(term) for term in terms])
+            found = _summed(*exact)
         elif self.shape[1] <= BEYOND:
             return RECORDS
         else:
-            guess = None if q is not None else equations.terms(0.0)
-            pairs = [(target, terms)] if guess is None else [(target, terms), guess]
-            found = _low_rank(
-                *((self.block(one), [self.block(term) for term in some]) for one, some in pairs),
-                degree=equations.degree,
-            )
+            near = None if q is not None else self._blocks(*equations.terms(0.0))
+            found = _low_rank(exact, near, equations.degree)
         if isinstance(found, str):
             return found
         if found.left > ROUNDINGS * equations.rounding:
@@ -179,7 +177,6 @@ class Quiet:
         return self._fitted(equations.degree, found, q)
 
     def _fitted(self, degree: int, found: _Coefficients, q: float | None) -> Fit:
-
         a = Measured(float(found.values[0]), float(found.errors[0]))
         if q is None:
             b = float(found.values[1])
@@ -191,11 +188,9 @@ class Quiet:
             of_q = Measured(q, 0.0)
 
         def left(values: Array) -> Array:
-            return (
-                (self.block(values) @ found.null).ravel()
-                if found.null is not None
-                else (self.block(values).sum(0))
-            )
+            if found.null is None:
+                return np.asarray(self.block(values).sum(0))
+            return (self.block(values) @ found.null).ravel()
 
         return Fit(a, b, of_q, left)
 
@@ -347,7 +342,7 @@ class _Pencil:
         return c, errors
 
 
-def _low_rank(exact: _Blocks, near: _Blocks | None = None, *, degree: int) -> _Coefficients | str:
+def _low_rank(exact: _Blocks, near: _Blocks | None, degree: int) -> _Coefficients | str:
     """Find the coefficients with which the rows of every other round have a low rank.
 
     Args:

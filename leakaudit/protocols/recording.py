@@ -109,17 +109,9 @@ class Plan:
         rounds = self.scenario.rounds
         random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
         scheduled = self.victim.schedule(self.graph, rounds, random)
-        size = self.task.layout.size
-        public = {"w0": torch.zeros(size), **scheduled}  # only its length counts
-        return Protocol(
-            self.victim,
-            self.graph,
-            rounds,
-            public,
-            records=self.scenario.samples,
-            size=size,
-            summed=self.scenario.summed,
-        )
+        public = {"w0": torch.zeros(self.task.layout.size), **scheduled}  # only its length counts
+        samples, summed = self.scenario.samples, self.scenario.summed
+        return Protocol(self.victim, self.graph, rounds, public, records=samples, summed=summed)
 
     def with_noise(self, found: Calibrated) -> Plan:
         """Return the plan with the noise that was found in place of the epsilon."""
@@ -197,10 +189,8 @@ def _claimed(plan: Plan, wanted: Target) -> Plan:
 
     value, claim = calibration.by_claims(wanted.epsilon, wanted.constant, scenario.victim, claims)
     basis = f"as claimed: {claim.source}"
-    method = calibration.METHODS[0]
-    return plan.with_noise(
-        Calibrated(wanted.epsilon, claim.delta, wanted.constant, value, method, basis)
-    )
+    found = (wanted.epsilon, claim.delta, wanted.constant, value, calibration.CLAIM, basis)
+    return plan.with_noise(Calibrated(*found))
 
 
 def record(
@@ -234,7 +224,7 @@ def record(
 
 
 def train(plan: Plan) -> Recorder:
-    """Run the plan without recording its messages, for the truth with its curves alone."""
+    """Run the plan without recording its messages, only for the curves of its truth."""
     silent = replace(plan, wires=[])
     with opened(silent, None, public(plan), sys.maxsize, None) as recorder:
         plan.victim.run(

@@ -210,7 +210,7 @@ class Scenario:
         if calibration.replaces(mine, kind.noise_constant):
             dropped.add(calibration.EPSILON)
         kept = {name: value for name, value in self.set.items() if name not in dropped}
-        return replace(self, set=kept, calibrate=calibration.METHODS[0])
+        return replace(self, set=kept, calibrate=calibration.CLAIM)
 
     @property
     def _kind(self) -> type[Victim]:

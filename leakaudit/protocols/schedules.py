@@ -13,7 +13,7 @@ from leakaudit.theory.relations import decimal
 
 
 class Unscheduled(LeakauditError):
-    """A protocol needs a public schedule that there is not, so it did not run with it."""
+    """A protocol needs a public schedule that a recording lacks, so it did not run with it."""
 
 
 def draw_nodes(nodes: int, rounds: int, count: int, generator: Generator) -> Tensor:
@@ -46,18 +46,16 @@ def read(
     Args:
         allowed: What its numbers may be.
     """
+    expected = (
+        f"expected a public tensor {name!r} of {width} integers for each of {rounds} rounds; "
+        "draw it with schedule()"
+    )
     table = public.get(name)
     if table is None:
-        raise Unscheduled(
-            f"expected a public tensor {name!r} of {width} integers for each of {rounds} rounds; "
-            "draw it with schedule()"
-        )
+        raise Unscheduled(expected)
     fits = table.dim() == 2 and not table.is_floating_point()
     if not fits or len(table) < rounds or table.shape[1] != width:
-        raise LeakauditError(
-            f"expected a public tensor {name!r} of {width} integers for each of {rounds} rounds; "
-            "draw it with schedule()"
-        )
+        raise LeakauditError(expected)
     table = table[:rounds]
     if not bool(((table >= allowed.start) & (table < allowed.stop)).all()):
         raise LeakauditError(

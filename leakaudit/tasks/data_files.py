@@ -11,10 +11,11 @@ import warnings
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -53,7 +54,6 @@ MODES = {
 # targets y (s,), int64 classes 0..C-1 or float32; the names of the classes, which may be empty; 255
 # if x is k/255, else 0; and the number of different tokens if x are tokens, else 0.
 Records: TypeAlias = tuple[Tensor, Tensor, tuple[str, ...], int, int]
-Read = TypeVar("Read")
 
 
 def images(pixels: np.ndarray) -> Tensor:
@@ -90,11 +90,15 @@ def read_npz(path: Path) -> Records:
     x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1]; or (n, p) features,
     k/255 if uint8. y is (n,): integers or text are classes, floats are regression targets.
     """
-    x, y = _opened_npz(path, _training_arrays)
+    with _opened_npz(path) as file:
+        names = _training(file)
+        if names is None:
+            have = ", ".join(file.files)[:80] or "none"
+            raise LeakauditError(f"npz {path}: expected arrays x and y, got {have}")
+        x, y = _arrays(file, path, *names)
     if y.dtype.kind == "f":
         return _values(x), _targets(y), (), _levels(x), 0
-    target, names = classes(y)
-    return _values(x), target, names, _levels(x), 0
+    return _values(x), *classes(y), _levels(x), 0
 
 
 def read_npz_test(path: Path) -> Records | None:
@@ -102,10 +106,12 @@ def read_npz_test(path: Path) -> Records | None:
 
     Their classes have the numbers of `read_npz`.
     """
-    found = _opened_npz(path, _test_arrays)
-    if found is None:
-        return None
-    x, y, known = found
+    with _opened_npz(path) as file:
+        names = _training(file)
+        if names is None or not {"x_test", "y_test"} <= set(file.files):
+            return None
+        x, y = _arrays(file, path, "x_test", "y_test")
+        known = np.unique(file[names[1]])  # all different y of the other records
     if y.dtype.kind == "f":
         return _values(x), _targets(y), (), _levels(x), 0
     target = np.searchsorted(known, y).clip(max=len(known) - 1)
@@ -116,19 +122,16 @@ def read_npz_test(path: Path) -> Records | None:
 
 def read_npz_owners(path: Path, count: int) -> Tensor | None:
     """Read the array owner (n,) of an npz file, as whole numbers; None if it has none."""
-    found = _opened_npz(path, _owner_array)
-    if found is None:
-        return None
+    with _opened_npz(path) as file:
+        if "owner" not in file.files:
+            return None
+        found = file["owner"]
     if found.shape != (count,) or found.dtype.kind not in "iuU":
         raise LeakauditError(
             f"npz {path}: expected owner ({count},) of whole numbers or text, one per record, got "
             f"{found.dtype} {found.shape}"
         )
     return torch.from_numpy(np.unique(found, return_inverse=True)[1].astype(np.int64))
-
-
-def _owner_array(file: npz.Npz, _: Path) -> np.ndarray | None:
-    return file["owner"] if "owner" in file.files else None
 
 
 def _values(x: np.ndarray) -> Tensor:
@@ -144,30 +147,23 @@ def _levels(x: np.ndarray) -> int:
     return 255 if x.dtype == np.uint8 else 0
 
 
-def _opened_npz(path: Path, read: Callable[[npz.Npz, Path], Read]) -> Read:
+@contextmanager
+def _opened_npz(path: Path) -> Iterator[npz.Npz]:
     try:
         with npz.Npz(path) as file:
-            return read(file, path)
+            yield file
     except (OSError, ValueError) as error:
         raise LeakauditError(
             f"npz {path}: cannot be read ({error}); expected a file of numpy.savez with x and y"
         ) from error
 
 
-def _training_arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _training(file: npz.Npz) -> tuple[str, str] | None:
+    """Return the names of the arrays that are not test arrays."""
     for x, y in (("x", "y"), ("x_train", "y_train")):
         if {x, y} <= set(file.files):
-            return _arrays(file, path, x, y)
-    names = ", ".join(file.files)[:80] or "none"
-    raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
-
-
-def _test_arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return x and y of the test set, and all different y of the other records."""
-    if not {"x_test", "y_test"} <= set(file.files):
-        return None
-    x, y = _arrays(file, path, "x_test", "y_test")
-    return x, y, np.unique(file["y" if "y" in file.files else "y_train"])
+            return x, y
+    return None
 
 
 def _arrays(file: npz.Npz, path: Path, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from every_victim import CASES, run
 
 import leakaudit as la
@@ -53,6 +54,13 @@ def test_a_client_that_stays_away_does_not_lower_the_bound_of_another() -> None:
     (after,) = la.bound(absent, ["node:2"], nodes=[0], sensitivity=2.0)
     assert before.bound.mu is not None
     assert after.bound.mu is None or after.bound.mu > before.bound.mu * 1.1
+
+
+def test_an_initial_model_of_another_length_does_not_enlarge_the_declared_noise() -> None:
+    trace = run("mradmm", {"rate": 1.0}, 2).trace
+    longer = replace(trace, public={**trace.public, "w0": torch.zeros(50 * trace.layout.size)})
+    with pytest.raises(la.LeakauditError, match="'w0' of the"):
+        la.bound(longer, ["eavesdropper"], nodes=[0], sensitivity=1.0)
 
 
 def test_two_regression_targets_are_no_labels(

@@ -201,9 +201,11 @@ def test_trust_names_one_factory(own: Path, model: str) -> None:
     assert sys.path == path
 
 
-def test_installed_modules_come_before_those_of_an_importable_folder(trapped: Path) -> None:
+def test_installed_modules_come_before_those_of_an_importable_folder(
+    trapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder becomes importable for a trusted factory, but not in place of what is installed."""
-    sys.modules.pop("fractions", None)
+    monkeypatch.delitem(sys.modules, "fractions", raising=False)
     with own_code.importable(str(trapped)):
         import fractions
     assert Path(fractions.__file__).parent != trapped

@@ -33,10 +33,15 @@ MAKE: dict[type[Guarantee], Callable[[], Guarantee]] = {
 CLOSED: dict[type[Guarantee], Callable[[int, float], float]] = {
     Gdp: lambda n, e: gaussian.delta(e, 0.3 * math.sqrt(n)),
     Zcdp: lambda n, e: zcdp.delta(e, 0.045 * n),
-    Rdp: lambda n, e: min(renyi.delta(e, a, 0.045 * a * n) for a in ORDERS),
+    Rdp: lambda n, e: min(converted(e, a, 0.045 * a * n) for a in ORDERS),
     Approximate: lambda n, e: homogeneous(0.2, 1e-6, n, e),
     Pld: lambda n, e: gaussian.delta(e, 0.3 * math.sqrt(n)),
 }
+
+
+def converted(eps: float, a: float, r: float) -> float:
+    """Canonne, Kamath, Steinke 2020, Proposition 12, at one order."""
+    return min(1.0, math.exp(min(700, (a - 1) * (r - eps))) * (1 - 1 / a) ** (a - 1) / a)
 
 
 def homogeneous(eps: float, delta: float, n: int, at: float) -> float:

@@ -56,7 +56,7 @@ class Rdp(Guarantee):
         at_least_zero("epsilon", epsilon)
         if epsilon == math.inf:
             return 0.0 if min(self.values) < math.inf else 1.0
-        a, r = self._arrays  # the formula of `delta`, at all orders together
+        a, r = self._arrays  # e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a
         logarithms = (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a)
         return math.exp(min(float(logarithms.min()), 0.0))
 
@@ -67,13 +67,15 @@ class Rdp(Guarantee):
         return least_epsilon(self.delta, delta)
 
     def power(self, false_positives: float) -> float:
-        """The smaller of the curve's bound and `hoelder` at the best order."""
+        """The smaller of the curve's bound and (x e^r)^{(a-1)/a} at the best order.
+
+        Source of the latter: Balle, Cherubin, Hayes 2022, reconstruction by RDP.
+        """
         if probability("the false positive rate", false_positives) == 0:
-            best = hoelder(0.0, self.orders[0], min(self.values))
-        else:
-            a, r = self._arrays  # the formula of `hoelder`
-            logarithms = (1 - 1 / a) * (r + math.log(false_positives))
-            best = math.exp(min(float(logarithms.min()), 0.0))
+            return 0.0 if min(self.values) < math.inf else 1.0
+        a, r = self._arrays
+        logarithms = (1 - 1 / a) * (r + math.log(false_positives))
+        best = math.exp(min(float(logarithms.min()), 0.0))
         return min(greatest_power(self.delta, false_positives), best)
 
     def plus(self, other: Rdp) -> Rdp:
@@ -89,37 +91,6 @@ class Rdp(Guarantee):
     def _arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The orders (n,) and their values (n,)."""
         return np.array(self.orders), np.array(self.values)
-
-
-def delta(epsilon: float, order: float, value: float) -> float:
-    """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a.
-
-    Source: Canonne, Kamath, Steinke 2020, Proposition 12.
-
-    Args:
-        epsilon: At least 0.
-        order: a, above 1.
-        value: The divergence r; may be inf.
-    """
-    if value == math.inf:
-        return 1.0
-    logarithm = (order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order)
-    return math.exp(min(logarithm, 0.0))
-
-
-def hoelder(false_positives: float, order: float, value: float) -> float:
-    """Return min(1, (x e^r)^{(a-1)/a}), the largest true positive rate.
-
-    Source: Balle, Cherubin, Hayes 2022, reconstruction by RDP.
-
-    Args:
-        false_positives: The false positive rate x.
-        order: a, above 1.
-        value: The divergence r; may be inf.
-    """
-    if probability("the false positive rate", false_positives) == 0:
-        return 0.0 if value < math.inf else 1.0
-    return math.exp(min((1 - 1 / order) * (value + math.log(false_positives)), 0.0))
 
 
 def randomised_response(epsilon: float, order: float) -> float:

@@ -75,8 +75,7 @@ def shifts(
     same_model = dict(zip(places(targets), map(float, moves), strict=True))
     bounds = _Bounds(knowledge, same_model, smoothness, anywhere=anywhere)
     bounds.run()
-    linear = bounds.of_constant
-    return Shifts(bounds.of_noise, bounds.convex, bounds.smooth, linear)
+    return Shifts(bounds.of_noise, bounds.convex, bounds.smooth, bounds.of_constant)
 
 
 class _Bounds:
@@ -100,9 +99,8 @@ class _Bounds:
         self.of_constant: dict[int, float] | None = {}
         self.convex = False
         self.smooth = False
-        self._size: dict[
-            int, float
-        ] = {}  # atom -> bound; that of a reflection N is numbered -1 - k
+        # atom -> bound; the reflection N of step k has the number -1 - k
+        self._size: dict[int, float] = {}
         self._forms: dict[int, Form] = {}
         drawn = self.declared.drawn
         secrets = {k for k, v in enumerate(self.vectors) if v.kind in SECRET and k not in drawn}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from leakaudit.core.adversary import View
 from leakaudit.core.errors import LeakauditError, NotDetermined
@@ -51,14 +49,6 @@ def expect(assumed: str) -> Update:
     raise LeakauditError(f"estimator: expected one of {get_args(Update)}, got {assumed!r:.40}")
 
 
-@dataclass(frozen=True)
-class _Models:
-    """Models in consecutive rounds from the first observed one on, up to the common w*."""
-
-    own: Array  # (R, c) of the node, the mean over its channels
-    others: Array  # (R, c) sums over its neighbours
-
-
 def leak(deduction: Deduction, node: int, rounds: int, assumed: Update = "auto") -> GradientLeak:
     """Return two-step differences of a node's gradients, as the thesis estimates them.
 
@@ -86,11 +76,11 @@ def leak(deduction: Deduction, node: int, rounds: int, assumed: Update = "auto")
         raise NotDetermined(
             "two-step differences need all messages of the node, in every observed round"
         )
-    models = _backwards(messages, node, rows + AHEAD[update])
-    value = _differences(view, update, models, view.graph.degree(node), rows)
-    last = None if deduction.scaled else _last_model(messages, seen)
-    own = torch.from_numpy(models.own[: rows + 2])
+    own, others = _backwards(messages, node, rows + AHEAD[update])
+    value = _differences(view, update, own, others, view.graph.degree(node))
+    last = None if deduction.scaled else _last_model(messages)
     at = torch.arange(rows + 2) + seen.start
+    samples = int(view.number("samples")) if view.knows("samples") else None
     combination = torch.zeros(rows, rows + 2, dtype=torch.float64)
     combination[range(rows), range(rows)] = 1.0
     combination[range(rows), range(2, rows + 2)] = -1.0
@@ -99,11 +89,11 @@ def leak(deduction: Deduction, node: int, rounds: int, assumed: Update = "auto")
         rounds=at + (update != "exact"),  # an inexact update uses the gradient at the model before
         combination=combination,
         value=torch.from_numpy(value),
-        std=torch.full((rows,), _rounding(view, messages, node), dtype=torch.float64),
+        std=torch.full((rows,), _rounding(messages, node), dtype=torch.float64),
         columns=view.columns,
-        theta=None if last is None else own + last,
-        batch=_samples(view),
-        records=_samples(view),
+        theta=None if last is None else torch.from_numpy(own[: rows + 2] + last),
+        batch=samples,
+        records=samples,
         wire=torch.finfo(view.dtype).eps,
         adversary=str(view.adversary),
         formula=f"Yu 2023, eq. {EQUATION[update]}, with (2.10)",
@@ -123,12 +113,8 @@ def _update(view: View, assumed: Update) -> str:
     return "exact" if update == "gradient" and view.number("k_max") > 1 else update
 
 
-def _samples(view: View) -> int | None:
-    return int(view.number("samples")) if view.knows("samples") else None
-
-
-def _backwards(messages: DualMessages, node: int, count: int) -> _Models:
-    """Return the first models, less w*, of a node and its neighbours."""
+def _backwards(messages: DualMessages, node: int, count: int) -> tuple[Array, Array]:
+    """Return the first models less w*, (R, c): of a node, and summed over its neighbours."""
     view = messages.view
     near = view.graph.neighbours[node]
     width = view.columns[1] - view.columns[0]
@@ -141,7 +127,7 @@ def _backwards(messages: DualMessages, node: int, count: int) -> _Models:
                 total -= step
                 if place < count:
                     kept[place] += share * total
-    return _Models(own, others)
+    return own, others
 
 
 def _steps(messages: DualMessages, src: int, dst: int) -> Iterator[tuple[int, Array]]:
@@ -158,15 +144,16 @@ def _steps(messages: DualMessages, src: int, dst: int) -> Iterator[tuple[int, Ar
         later = now
 
 
-def _differences(view: View, update: str, models: _Models, degree: int, rows: int) -> Array:
+def _differences(view: View, update: str, own: Array, others: Array, degree: int) -> Array:
     """Return the right sides of the equations above, (rows, c)."""
+    rows = len(own) - AHEAD[update]
     rho = view.number("rho")
     push = rho * degree
-    w0, w1, w2 = (models.own[k : k + rows] for k in range(3))
+    w0, w1, w2 = (own[k : k + rows] for k in range(3))
     if update == "exact":
-        return push * (w0 + w2) - 2 * rho * models.others[1 : 1 + rows]
-    w3 = models.own[3 : 3 + rows]
-    pull = 2 * rho * models.others[2 : 2 + rows]
+        return push * (w0 + w2) - 2 * rho * others[1 : 1 + rows]
+    w3 = own[3 : 3 + rows]
+    pull = 2 * rho * others[2 : 2 + rows]
     if update == "gradient":
         a = 1 / view.number("alpha")
         return (push - a) * (w2 - w0) + a * w3 + (2 * push - a) * w1 - pull
@@ -174,45 +161,30 @@ def _differences(view: View, update: str, models: _Models, degree: int, rows: in
     return mu * (w0 - w2) + (mu + push) * w3 + (push - mu) * w1 - pull
 
 
-def _last_model(messages: DualMessages, seen: range) -> Tensor | None:
-    """Return the last model of a node whose z is known, one of the adversary's own if possible.
+def _last_model(messages: DualMessages) -> Array | None:
+    """Return the last model (c,) of a node whose z is known, if possible the adversary's own.
 
     z is known from its start, or from the messages if these are z.
     """
     view = messages.view
-    nodes = [*sorted(view.adversary.corrupt), *range(view.graph.nodes)]
-    for node in nodes:
-        for other in view.graph.neighbours[node]:
-            plain = messages.kind == "z" and seen.stop - 2 > 0
-            started = seen.start == 1 and _started(messages, node, other)
-            if not (plain or started) or not _heard(messages, node, other, seen):
-                continue
-            there, here = _duals(messages, node, other, seen)
+    seen = messages.rounds
+    for node in (*sorted(view.adversary.corrupt), *range(view.graph.nodes)):
+        started = seen.start == 1 and messages.starts(node)
+        if (started or messages.kind == "z") and messages.heard(node, seen):
+            other = view.graph.neighbours[node][0]
+            there, here = _duals(messages, node, other)
             moved = messages.change(seen.stop - 1, node, other) / view.number("theta")
             sign = 1 if node < other else -1
-            model = sign * (moved - here + there) / (2 * view.number("rho"))
-            return torch.from_numpy(model)
+            model: Array = sign * (moved - here + there) / (2 * view.number("rho"))
+            return model
     return None
 
 
-def _started(messages: DualMessages, node: int, other: int) -> bool:
-    if not messages.encrypted_start:
-        return True
-    view = messages.view
-    return view.has(0, node, other, "z0") and view.has(0, other, node, "z0")
-
-
-def _heard(messages: DualMessages, node: int, other: int, seen: range) -> bool:
-    view = messages.view
-    return all(
-        view.has(t, a, b, messages.kind) for t in seen for a, b in ((node, other), (other, node))
-    )
-
-
-def _duals(messages: DualMessages, node: int, other: int, seen: range) -> tuple[Array, Array]:
+def _duals(messages: DualMessages, node: int, other: int) -> tuple[Array, Array]:
     """Return z_{j|i} and z_{i|j} of a channel before the last round."""
+    seen = messages.rounds
     channels = ((node, other), (other, node))
-    if messages.kind == "z" and seen.stop - 2 > 0:
+    if messages.kind == "z":
         there, here = (messages.whole(seen.stop - 2, a, b) for a, b in channels)
         return there, here
     there, here = (messages.start(a, b) for a, b in channels)
@@ -222,8 +194,9 @@ def _duals(messages: DualMessages, node: int, other: int, seen: range) -> tuple[
     return there, here
 
 
-def _rounding(view: View, messages: DualMessages, node: int) -> float:
+def _rounding(messages: DualMessages, node: int) -> float:
     """Return roughly what the rounding of messages adds to a difference."""
+    view = messages.view
     first = messages.change(messages.rounds.start, node, view.graph.neighbours[node][0])
     size = float(np.sqrt(np.square(first).mean()))
     steps = np.sqrt(len(messages.rounds))

@@ -61,6 +61,8 @@ ROUNDINGS = 1e3
 GRID = 1e-6  # distance from whole multiples of a quantizer's cell, in cells: a choice
 CELLS = 1e9  # largest number of a cell: rounding hides larger ones
 ROUNDED = 4.0  # largest rounding error of a message, relative to its size and format: a choice
+LARGE = 8  # large multiples of a cell that show how fine they are, and a divisor that none has by
+COARSER = 8  # chance: 8 random numbers are multiples of 8 with probability 6e-8. Choices
 OFF = 0.05  # distance, in cells, above which rounding hides a quantizer's cells: a choice
 
 
@@ -697,10 +699,18 @@ def _cell(values: Array, eps: float) -> Measured | None:
             return None
         cell = float((near * count).sum() / (count**2).sum())
         inexact = GRID
-    off = np.abs(sizes / cell - np.round(sizes / cell))
+    multiples = np.round(sizes / cell)
     allowed = rounding / cell + GRID
-    if bool((off > allowed).any()) or allowed > OFF or largest / cell > CELLS:
+    if bool((np.abs(sizes / cell - multiples) > allowed).any()):
+        return None
+    if allowed > OFF or largest / cell > CELLS or _floating(multiples):
         return None
     # Least squares of multiples with errors of at most `rounding`.
     error = rounding * math.sqrt(len(near)) / float(np.linalg.norm(count))
     return Measured(cell, error)
+
+
+def _floating(multiples: Array) -> bool:
+    """Return whether large multiples are coarser than small ones, as in half precision."""
+    large = multiples[multiples > multiples[-1] / 4].astype(np.int64)
+    return len(large) >= LARGE and int(np.gcd.reduce(large)) % COARSER == 0

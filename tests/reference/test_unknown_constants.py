@@ -304,6 +304,18 @@ def test_a_quantizer_is_found_in_rounded_numbers(
     assert f"rounded to multiples of {cell:g}" in found.why_not("theta")
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_half_precision_is_no_quantizer(dtype: str, half: torch.dtype) -> None:
+    """Its numbers are multiples of the smallest one, but large ones are rounded more."""
+    trace, _, _ = run(1, dtype=dtype, z0=0.0)
+    for table in trace.messages:
+        table.payload.copy_(table.payload.to(half))
+    found = compute(trace)
+    assert found.values["quantize"] == 0
+    assert "do not satisfy the equations" in found.why_not("theta")
+
+
 @pytest.mark.parametrize("start", [0.0, 0.1])
 @pytest.mark.parametrize("factor", [0.0, 2.0])
 def test_a_false_penalty_does_not_show_a_scale(start: float, factor: float) -> None:

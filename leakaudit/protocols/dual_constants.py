@@ -59,8 +59,11 @@ STEPS = 4096  # largest k_max that is looked for: a choice
 CLOSE = 1e-6
 ROUNDINGS = 1e3
 GRID = 1e-6  # distance from whole multiples of a quantizer's cell, in cells: a choice
-LEVELS = 64  # different messages per cell number that show a quantizer: a choice
 CELLS = 1e9  # largest number of a cell: rounding hides larger ones
+ROUNDED = 4.0  # largest rounding error of a message, relative to its size and format: a choice
+LARGE = 8  # large multiples of a cell that show how fine they are, and a divisor that none has by
+COARSER = 8  # chance: 8 random numbers are multiples of 8 with probability 6e-8. Choices
+OFF = 0.05  # distance, in cells, above which rounding hides a quantizer's cells: a choice
 
 
 @dataclass(frozen=True)
@@ -237,9 +240,12 @@ class _Search:
         if "quantize" not in self.unknown:
             return
         some = [np.concatenate([a.sent.ravel(), a.came.ravel()]) for a in self._around]
-        cell = _cell(np.concatenate(some))
-        says = "the messages are multiples of it" if cell else "the messages lie on no grid"
-        self._found("quantize", cell, says)
+        cell = _cell(np.concatenate(some), self._eps)
+        if cell is None:
+            says = "the messages lie on no grid that is coarser than their own rounding"
+            self._found("quantize", 0.0, says)
+        else:
+            self._measured("quantize", cell, "the messages are multiples of it")
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -418,8 +424,10 @@ class _Search:
         if known is not None:
             return Measured(known, 0.0)
         options = []
+        by_l2 = None
         if self._quiet.l2 and q.value > 0:
-            options.append(q.over(self._quiet.l2))
+            by_l2 = q.over(self._quiet.l2)
+            options.append(by_l2)
         if self.view.knows("w0"):
             start = self._quiet.start(self.view)
             for degree, fitted in fits.items():
@@ -430,9 +438,18 @@ class _Search:
                         options += self._by_start(theta, one, fitted.fit, start)
         good = [one for one in options if one.relative <= self.limit]
         best = min(good, key=lambda one: one.relative, default=None)
+        if best is not None:
+            implied = self._quiet.l2 / best.value  # that of q
+            agree = all(best.agrees(one.value, one.error) for one in good)
+            if not (agree and q.agrees(implied, implied * best.relative)):
+                raise _Missing(
+                    "the declared penalty l2 and the known initial model contradict each other "
+                    "about the scale of the models"
+                )
         self._of_rho = "the first round shows the scale of the known initial model"
-        if self._quiet.l2 and best is options[0]:
-            self._of_rho = "the penalty l2 shows the scale of the models"
+        if best is not None and best is by_l2:
+            shows = f"the declared penalty l2 = {self._quiet.l2:g} shows"
+            self._of_rho = f"{shows} the scale of the models"
         return best
 
     def _by_start(
@@ -649,21 +666,43 @@ def _slope(pairs: Sequence[tuple[Array, Array]]) -> Measured:
     return Measured(value, max(left, float(np.linalg.norm(held_y - value * held_x)) / others))
 
 
-def _cell(values: Array) -> float:
-    """Return the largest number of which all values are multiples; 0 if there is none."""
-    sizes = np.unique(np.abs(values[values != 0]))
+def _cell(values: Array, eps: float) -> Measured | None:
+    """Return the largest number of which all values are multiples; None if there is none.
+
+    Args:
+        eps: Relative rounding error of the largest value; smaller ones may be differences of it.
+    """
+    sizes = np.unique(np.abs(values))
+    largest = float(sizes[-1])
+    rounding = ROUNDED * eps * largest
+    sizes = sizes[sizes > rounding]
     if len(sizes) < 2:
-        return 0.0
-    largest = sizes[-1]
+        return None
     gaps = np.diff(np.concatenate([[0.0], sizes]))
-    gaps = gaps[gaps > largest / CELLS]
+    gaps = gaps[gaps > max(largest / CELLS, rounding)]  # equal multiples differ by their rounding
     if not len(gaps):
-        return 0.0
+        return None
     cell = float(gaps.min())
+    inexact = rounding / cell + GRID  # relative error of the cell
     for _ in range(3):  # more accurate with every larger multiple
-        near = sizes[sizes < cell / GRID / 8]
+        near = sizes[sizes < cell / inexact / 8]
         count = np.round(near / cell)
+        if not count.any():
+            return None
         cell = float((near * count).sum() / (count**2).sum())
-    off = np.abs(sizes / cell - np.round(sizes / cell))
-    few = largest / cell * 1e-14 + GRID
-    return cell if bool((off < few).all()) and largest / cell < CELLS else 0.0
+        inexact = GRID
+    multiples = np.round(sizes / cell)
+    allowed = rounding / cell + GRID
+    if bool((np.abs(sizes / cell - multiples) > allowed).any()):
+        return None
+    if allowed > OFF or largest / cell > CELLS or _floating(multiples):
+        return None
+    # Least squares of multiples with errors of at most `rounding`.
+    error = rounding * math.sqrt(len(near)) / float(np.linalg.norm(count))
+    return Measured(cell, error)
+
+
+def _floating(multiples: Array) -> bool:
+    """Return whether large multiples are coarser than small ones, as in half precision."""
+    large = multiples[multiples > multiples[-1] / 4].astype(np.int64)
+    return len(large) >= LARGE and int(np.gcd.reduce(large)) % COARSER == 0

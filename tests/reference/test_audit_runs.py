@@ -36,6 +36,8 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import metrics
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency
 from leakaudit.views.accounting.view_bound import view_bounds
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
@@ -422,6 +424,22 @@ def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_reco
     assert blind.near(20.0) == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
     skewed = replace(ready, scenario=replace(ready.scenario, split="classes:1"))
     assert "not drawn uniformly" in Blind.of(skewed).why
+
+
+def test_who_knows_all_other_records_guesses_among_those_that_are_left() -> None:
+    """A batch of 60 faces of which 59 are known: the other one is one of few."""
+    (level,) = levels(plan(samples=13))  # 39 of 60 records are held
+    crowded = Blind.of(level.ready)
+    assert (crowded.total, crowded.why) == (22, "")
+    assert crowded.identified == pytest.approx(1 / 22)
+    audited = AuditPlan(Scenario(**FACES | {"samples": 60}), epsilon=(1.0,), noise="exact")
+    (level,) = levels(audited)
+    blind = Blind.of(level.ready)
+    held = 3 * 60
+    assert blind.total == len(level.ready.source.x) - held + 1
+    assert blind.total < 60  # so that the images of one batch show all of them
+    nothing = Gdp(1e-3, Adjacency.REPLACE)
+    assert blind.psnr(nothing, 0.95) == metrics.PSNR_CAP
 
 
 FACES: dict[str, Any] = {

@@ -10,6 +10,7 @@ import pytest
 
 import leakaudit
 from leakaudit.cli import main
+from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.auditing.environment import HERE
 from leakaudit.protocols.recording import Plan
@@ -18,6 +19,7 @@ from leakaudit.runs.sweeping.cells import expand
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.work import Job
 from leakaudit.theory.bounds import gaussian
+from leakaudit.views.accounting.view_bound import view_bounds
 
 DELTA = 1e-3
 
@@ -125,6 +127,21 @@ def test_the_factor_of_dkm_is_the_price_of_its_mechanism() -> None:
     for made, met in ((large, False), (small, True)):
         claims = made.victim.claims(made.graph, 6, {})
         assert [claim.met for claim in claims if claim.epsilon is not None] == [met, met]
+
+
+@pytest.mark.parametrize("smoothness", [0.0, 1.0])
+def test_an_epsilon_of_a_whole_node_is_not_called_one_of_a_record(smoothness: float) -> None:
+    """Without a smoothness, a changed record of a run that hides its models has no epsilon."""
+    set_ = {"mechanism": "laplace", "sensitivity": 0.2, "epsilon": 2.0, "delta": 0.01}
+    made = HERE.plan(scenario("dkm", "exact", **set_, smoothness=smoothness))
+    assert made.calibrated is not None
+    of_node = "of a whole node" in made.calibrated.words
+    assert of_node == (not smoothness)
+    moved = 0.2 / (0.5 * 0.1)  # of a gradient: alpha gamma times as much is released
+    (found,) = view_bounds(made.declared, Adversary(), [0], moved, 0.01, smoothness or None)
+    reached = found.node_epsilon if of_node else found.epsilon
+    assert reached == pytest.approx(2.0, rel=1e-3)
+    assert (found.epsilon is None) == of_node
 
 
 def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> None:

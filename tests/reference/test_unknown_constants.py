@@ -4,6 +4,7 @@ determined, with a reason that is checked as well."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,48 @@ def test_many_records_are_not_mistaken_for_few(dtype: str) -> None:
     for seed in range(6):
         trace, _, _ = run(seed, dtype=dtype, **{**LOGISTIC, "samples": 12, "rounds": 40})
         assert "too many records" in compute(trace).why_not("alpha")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("differential", [True, False])
+@pytest.mark.parametrize("cell", [1e-2, 1e-3])
+def test_a_quantizer_is_found_in_rounded_numbers(
+    dtype: str, differential: bool, cell: float
+) -> None:
+    trace, _, _ = run(1, dtype=dtype, quantize=cell, differential=differential)
+    found = compute(trace)
+    assert near(found.values["quantize"], cell)
+    assert found.error > 0
+    assert f"rounded to multiples of {cell:g}" in found.why_not("theta")
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_half_precision_is_no_quantizer(dtype: str, half: torch.dtype) -> None:
+    """Its numbers are multiples of the smallest one, but large ones are rounded more."""
+    trace, _, _ = run(1, dtype=dtype, z0=0.0)
+    for table in trace.messages:
+        table.payload.copy_(table.payload.to(half))
+    found = compute(trace)
+    assert found.values["quantize"] == 0
+    assert "do not satisfy the equations" in found.why_not("theta")
+
+
+@pytest.mark.parametrize("start", [0.0, 0.1])
+@pytest.mark.parametrize("factor", [0.0, 2.0])
+def test_a_false_penalty_does_not_show_a_scale(start: float, factor: float) -> None:
+    """The program uses another penalty than its trace declares."""
+    trace, _, _ = run(1, l2=0.05 * factor, z0=start)
+    trace = replace(trace, task=replace(trace.task, args={**trace.task.args, "l2": 0.05}))
+    found = compute(trace)
+    said = {one.subject: one for one in found.evidence}["rho"]
+    if not start:
+        assert "contradict each other" in said.detail
+        assert "rho" not in found.values
+    elif factor:  # nothing else shows a scale
+        assert "the declared penalty l2 = 0.05 shows the scale" in said.detail
+    else:
+        assert found.scaled
 
 
 def test_sums_over_classes_carry_no_gradient() -> None:

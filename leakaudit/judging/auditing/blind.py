@@ -29,10 +29,10 @@ CHANCES = (0.5, 0.95)  # of a record, with which a ceiling is reached at most
 
 @dataclass(frozen=True, eq=False)
 class Blind:
-    """The success of guessing, without a view, a record that no other node holds."""
+    """The success of guessing, without a view, a record if all others of the run are known."""
 
     ready: Plan  # a scenario of the audit: all draw their records alike
-    total: int  # number of those records
+    total: int  # records that it may then be: itself and those that no node holds
     why: str  # why nothing is known about such guesses, otherwise empty
 
     @classmethod
@@ -40,13 +40,14 @@ class Blind:
         """Return the guesses in a scenario, whatever records are drawn."""
         scenario = ready.scenario
         count = len(ready.source.x)
+        spare = count - scenario.nodes * scenario.samples
         why = ""
-        if scenario.split != "iid" or count - scenario.nodes * scenario.samples > POOL:
+        if scenario.split != "iid" or spare > POOL:
             why = (
                 "the success probability of a blind guess is unknown, because the records are not "
                 f"drawn uniformly from a small set (split {scenario.split}, {count} records)"
             )
-        return cls(ready, count - (scenario.nodes - 1) * scenario.samples, why)
+        return cls(ready, spare + 1, why)
 
     @cached_property
     def apart(self) -> NDArray[np.float64]:
@@ -71,7 +72,7 @@ class Blind:
     def _kappa(self, distance: float) -> float:
         if self.why:
             return 1.0
-        # kappa_packing is a share of all records; those that other nodes hold are excluded.
+        # kappa_packing is a share of all records; those that are known are excluded.
         return min(1.0, kappa_packing(self.apart, distance) * len(self.apart) / self.total)
 
     def psnr(self, guarantee: Guarantee, chance: float) -> float:

@@ -142,13 +142,19 @@ def calibrated(
             f"{scenario.victim}: calibrate=exact needs the largest change of a gradient by one "
             "record, which neither a claim nor a clip states; set sensitivity=… or clip=…"
         )
-    noise = _exact(plan, wanted.epsilon, base, range(scenario.nodes))
+    found = _exact(plan, wanted.epsilon, base, range(scenario.nodes))
     basis = (
         f"for the strongest view of an eavesdropper or curious node, sensitivity {moved.value:g} "
         f"({moved.origin})"
     )
+    if found.of_node:
+        without = "" if wanted.smoothness else " without smoothness=…"
+        basis += (
+            ", of a whole node whose gradients differ by at most the sensitivity at any two "
+            f"models; there is no epsilon per record{without}"
+        )
     return base.with_noise(
-        Calibrated(wanted.epsilon, delta, wanted.constant, noise, scenario.calibrate, basis)
+        Calibrated(wanted.epsilon, delta, wanted.constant, found.noise, scenario.calibrate, basis)
     )
 
 
@@ -210,7 +216,7 @@ def _constants(
     if epsilon == math.inf:
         return {plan.constant: 0.0}
     if plan.noise != "claim":
-        return {plan.constant: _exact(plan, epsilon, base, nodes)}
+        return {plan.constant: _exact(plan, epsilon, base, nodes).noise}
     return {plan.constant: _claimed(plan, epsilon, base)}
 
 
@@ -232,7 +238,17 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
     return replace(base, scenario=scenario, victim=scenario.parts()[0]).declared
 
 
-def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
+@dataclass(frozen=True)
+class _ExactNoise:
+    """The noise at which the worst view has an epsilon."""
+
+    noise: float
+    of_node: bool  # whether some view has an epsilon of the whole node only, and none of a record
+
+
+def _exact(
+    plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
+) -> _ExactNoise:
     """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
     If the constant scales all noise, the factor that one view requires yields it, and another one
@@ -241,10 +257,11 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
 
-    def required(noise: float) -> float:
-        """Return the largest factor on the noise that a view requires."""
+    def required(noise: float) -> tuple[float, bool]:
+        """Return the largest factor on the noise that a view requires, and `of_node`."""
         made = _with(plan, base, noise)
         factors = []
+        of_node = False
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
@@ -255,18 +272,19 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
                         f"the exact view sets no noise: {adversary} and node {one.node}: {why}"
                     )
                 factors.append(factor)
-        return max(factors)
+                of_node = of_node or one.guarantee is None
+        return max(factors), of_node
 
     noise = first
     for _ in range(CORRECTIONS):
-        ratio = required(noise)
+        ratio, of_node = required(noise)
         if abs(ratio - 1) <= REACHED or not ratio:
             if _assumed(plan, _with(plan, base, noise))[1].value != moved.value:
                 raise LeakauditError(
                     f"audit: the claimed sensitivity follows {plan.constant}; set sensitivity, the "
                     "largest change of a gradient, to keep it"
                 )
-            return noise if ratio else 0.0
+            return _ExactNoise(noise if ratio else 0.0, of_node)
         noise *= ratio
     raise LeakauditError(
         f"constant: {plan.constant} scales too little of the noise, so it cannot set the view bound"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
     INTERRUPTED,
+    WORKERS,
     ComputeOptions,
     PageOptions,
     load_torch,
@@ -45,6 +46,10 @@ class _OutputOptions(PageOptions):
 
 
 class _CellOptions(ComputeOptions):
+    workers: int | None = option(
+        WORKERS.format("one per processor; with --claims 0, this process"), metavar="N"
+    )
+
     def every_core(self) -> Executor:
         """Return the executor of cells, by default one process per processor."""
         from leakaudit.runs.workers.executor import Executor

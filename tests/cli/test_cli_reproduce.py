@@ -117,7 +117,7 @@ def test_an_item_is_run_and_its_page_says_the_verdict_first(
     assert "REPRODUCED (1 printed number, 3 seeds" in head
     for words in ("The loss falls with the number of rounds.", "the step size", "alpha = 0.3"):
         assert words in page
-    assert "leakaudit reproduce own/fig9 --scale paper --seeds 3" in page
+    assert "leakaudit reproduce fig9.toml --scale paper --seeds 3" in page
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     curves = (folder / "figure.csv").read_text().splitlines()
@@ -309,3 +309,65 @@ def test_an_item_is_like_another_one_of_its_folder(
     (tmp_path / "fig7.toml").write_text('like = "fig9"\n')
     with pytest.raises(LeakauditError, match=re.escape(complaint)):
         items.load(tmp_path / "fig9.toml", items.OWN)
+
+
+# --- items and folders of strangers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("tolerance = 1.0", "tolerance = inf", "finite tolerance"),
+        ('small = "5 of 8 rounds"', "", "how the small scale differs"),
+        ("[plan]\n", '[plan]\nx = "epsilonn"\n', "the horizontal axis is epsilonn"),
+    ],
+)
+def test_an_item_that_would_allow_a_false_verdict_is_rejected(
+    capsys: pytest.CaptureFixture[str], file: Path, old: str, new: str, says: str
+) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    assert says in refused(capsys, "reproduce", file.name, "-o", "out")
+
+
+def test_items_whose_folders_would_be_the_same_or_outside_are_rejected(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    other = Path("other")
+    other.mkdir()
+    (other / file.name).write_text(file.read_text().replace("D-PSGD", "DP-SGD"))
+    assert "rename one" in refused(
+        capsys, "reproduce", file.name, f"other/{file.name}", "-o", "out"
+    )
+    above = Path("...toml")
+    above.write_text(file.read_text())
+    assert "a name before .toml" in refused(capsys, "reproduce", above.name, "-o", "out")
+
+
+@pytest.mark.parametrize("link", ["own", "own/fig9", "own/fig9/lines"])
+def test_a_link_in_the_output_folder_is_not_followed(
+    capsys: pytest.CaptureFixture[str], file: Path, link: str
+) -> None:
+    elsewhere = Path("elsewhere")
+    elsewhere.mkdir()
+    place = Path("out", link)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(elsewhere.resolve())
+    assert "found a link" in refused(capsys, "reproduce", file.name, "-o", "out")
+    assert not [*elsewhere.iterdir()]
+
+
+def test_a_record_with_unknown_verdicts_is_no_outcome(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    made(capsys, "secured-fl/lemma3.1", "-o", "out")
+    record = Path("out/secured-fl/lemma3.1/result.json")
+    kept = record.read_text()
+    assert '"verdict": "NOT_REFUTED"' in kept
+    record.write_text(kept.replace("NOT_REFUTED", "PROVED").replace("NOT REFUTED", "PROVED"))
+    assert main(["reproduce", "secured-fl/fig1", "secured-fl/fig2", "-o", "out", "-q"]) == 0
+    assert "PROVED" not in Path("out/index.html").read_text()
+    (again,) = made(capsys, "secured-fl/lemma3.1", "-o", "out")
+    assert again["word"] == "NOT REFUTED"
+    assert "PROVED" not in record.read_text()

@@ -41,7 +41,8 @@ CLOSED: dict[type[Guarantee], Callable[[int, float], float]] = {
 
 def converted(eps: float, a: float, r: float) -> float:
     """Canonne, Kamath, Steinke 2020, Proposition 12, at one order."""
-    return min(1.0, math.exp(min(700, (a - 1) * (r - eps))) * (1 - 1 / a) ** (a - 1) / a)
+    tail = math.exp(min(700, (a - 1) * (r - eps)) + (a - 1) * math.log1p(-1 / a))
+    return min(1.0, tail / a)
 
 
 def homogeneous(eps: float, delta: float, n: int, at: float) -> float:

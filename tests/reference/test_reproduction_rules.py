@@ -320,3 +320,62 @@ def test_best_is_the_largest_value_of_each_seed() -> None:
     assert outcome(lines, "above", x="best", by=-1.0) is Outcome.HOLDS
     empty = rules.compared(number(0.8, 1.0, x="best"), panel(line("a", (0.1,), (None,))))
     assert empty.outcome is Outcome.MISSING
+
+
+# --- results that are missing, diverge, or are too large ---------------------------------------
+
+
+def planned(name: str, *runs: Row) -> MeasuredLine:
+    values = {seed: tuple(run) for seed, run in enumerate(runs)}
+    return MeasuredLine(name, tuple(range(len(runs[0]))), values, planned=True)
+
+
+def test_a_cell_without_a_result_is_no_place_to_skip() -> None:
+    # One seed: the cell of the first place failed.
+    a, b = planned("a", (None, 2.0, 2.0)), planned("b", (1.0, 1.0, 1.0))
+    assert outcome((a, b), "above", x="every") is Outcome.MISSING
+    assert outcome((a, b), "above") is Outcome.HOLDS
+    assert outcome((planned("a", (None, 0.5, 0.4)),), "falls") is Outcome.MISSING
+    assert outcome((planned("a", (None, 0.5, 0.4)),), "reaches", value=0.1) is Outcome.MISSING
+    assert outcome((planned("a", (None, 0.5, 0.4)),), "reaches", value=0.4) is Outcome.HOLDS
+    best = number(0.9, 0.1, x="best")
+    found = rules.compared(best, panel(planned("a", (0.5, None, 0.4), (0.5, 0.9, 0.4))))
+    assert found.outcome is Outcome.MISSING
+
+
+def test_a_run_that_diverged_is_missing_and_not_left_out() -> None:
+    # After the first round, one line has no value.
+    a, b = line("a", (3.0, None, None)), line("b", (1.0, 1.0, 1.0))
+    assert outcome((a, b), "above", x="every") is Outcome.MISSING
+    gone = line("a", (1.0, math.nan), (1.0, math.nan))
+    assert rules.compared(number(0.5), panel(gone)).outcome is Outcome.MISSING
+    assert outcome((line("a", (math.nan, 0.2)),), "reaches", value=0.2) is Outcome.HOLDS
+
+
+def test_reaching_is_in_the_direction_that_a_quantity_has() -> None:
+    start = MeasuredLine("a", (0, 1), {0: (0.95, 0.97)})
+    reaches = Expected(says="it", rule="reaches", y="accuracy", value=0.9)
+    accuracy = [Panel("accuracy", "accuracy", "round", (start,))]
+    assert rules.tested(reaches, accuracy).outcome is Outcome.HOLDS
+    # Nodes that start equal, and move apart, do not come together by passing the value.
+    apart = MeasuredLine("a", (0, 1), {0: (0.2, 5.0)})
+    reaches = Expected(says="it", rule="reaches", y="consensus", value=0.1)
+    consensus = [Panel("consensus", "consensus", "round", (apart,))]
+    assert rules.tested(reaches, consensus).outcome is Outcome.FAILS
+
+
+def test_a_level_has_no_change() -> None:
+    level = MeasuredLine("a", (), {0: (1.0,), 1: (1.0,)})
+    for rule in ("flat", "falls", "rises"):
+        assert outcome((level,), rule) is Outcome.MISSING
+
+
+def test_numbers_whose_squares_overflow_have_a_mean_and_an_interval() -> None:
+    small = Estimate.of([1.0, 3.0, 2.5])
+    huge = Estimate.of([1e300, 3e300, 2.5e300])
+    assert small.interval is not None
+    assert huge.interval is not None
+    assert huge.mean == pytest.approx(small.mean * 1e300, rel=1e-12)
+    assert huge.interval == pytest.approx([end * 1e300 for end in small.interval], rel=1e-12)
+    assert Estimate.of([1.7e308, 1.7e308]) == Estimate(1.7e308, (1.7e308, 1.7e308), 2)
+    assert Estimate.of([1.7e308, -1.7e308]).ends == (-math.inf, math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -162,11 +163,17 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 
     paper: str
     name: str  # name of its file, such as `fig5.1`
+    file: str = ""  # path of a file that a user names, as it was given
 
     @property
     def full_name(self) -> str:
-        """Its name on the command line."""
+        """Its name, and that of its folder of results."""
         return f"{self.paper}/{self.name}"
+
+    @property
+    def argument(self) -> str:
+        """Its name on the command line."""
+        return shlex.quote(self.file or self.full_name)
 
     @property
     def state(self) -> str:
@@ -198,8 +205,9 @@ class Item(_ItemFile, frozen=True, kw_only=True):
 def load(path: Path, paper: str) -> Item:
     """Read and check the file of an item."""
     name = path.stem
-    file = _whole(config.read(path, f"item {path if paper == OWN else f'{paper}/{name}'}"), path)
-    item = file.decode(_ItemFile, partial(Item, paper=paper, name=name))
+    own = str(path) if paper == OWN else ""
+    file = _whole(config.read(path, f"item {own or f'{paper}/{name}'}"), path)
+    item = file.decode(_ItemFile, partial(Item, paper=paper, name=name, file=own))
     _check(item, file)
     return item
 
@@ -259,7 +267,11 @@ def select(names: Collection[str]) -> list[Item]:
     chosen: dict[str, Item] = {}
     for name in names:
         for item in _named(name, known):
-            chosen[item.full_name] = item
+            if chosen.setdefault(item.full_name, item) != item:
+                raise LeakauditError(
+                    f"{name}: another item is called {item.full_name}, too; their results would be "
+                    "in the same folder, so rename one of the files"
+                )
     return list(chosen.values())
 
 
@@ -275,7 +287,7 @@ def of_paper(name: str) -> str:
 
 def _named(name: str, known: Sequence[Item]) -> list[Item]:
     if Path(name).suffix == ".toml":
-        return [load(Path(name), OWN)]
+        return [load(_plain(Path(name)), OWN)]
     start, slash, rest = name.partition("/")
     paper = of_paper(start)
     mine = [item for item in known if item.paper == paper]
@@ -289,6 +301,13 @@ def _named(name: str, known: Sequence[Item]) -> list[Item]:
             "lists them all"
         )
     return found
+
+
+def _plain(path: Path) -> Path:
+    """Return the path of an own item, after whose name a folder of results can be named."""
+    if not path.stem.strip("."):
+        raise LeakauditError(f"item {path}: expected a name before .toml")
+    return path
 
 
 def _files(paper: str) -> Iterator[Path]:
@@ -320,6 +339,10 @@ def _check(item: Item, file: config.ConfigTable) -> None:
             given = "printed" if item.printed else "expected"
             raise file.error(f"{given}: expected below [plan], as [[plan.{given}]]", given)
         _check_plan(item.plan, file.table("plan"))
+        changes = (item.plan.small, *(line.small for line in item.plan.line))
+        if not item.small and any(change.scenario or change.sweep for change in changes):
+            says = "small: expected how the small scale differs, as it has entries of its own"
+            raise file.error(says, "plan")
 
 
 def _check_plan(plan: ItemPlan, file: config.ConfigTable) -> None:
@@ -345,12 +368,15 @@ def _check_tests(
     """Check printed numbers and expectations; `names` are None if lines are not known yet."""
     for k, number in enumerate(printed):
         _known((number.line,), names, file, "printed", k)
-        if not number.tolerance >= 0 or math.isnan(number.value):
-            raise file.error("printed: expected a number, with a tolerance >= 0", "printed", k)
+        if not 0 <= number.tolerance < math.inf or math.isnan(number.value):
+            says = "printed: expected a number, with a finite tolerance >= 0"
+            raise file.error(says, "printed", k)
         if number.x in (EVERY, ANY):
             raise file.error(f"printed: expected one place x, got {number.x}", "printed", k)
     for k, one in enumerate(expected):
         _known(one.lines, names, file, "expected", k)
+        if not (math.isfinite(one.by) and math.isfinite(one.value or 0.0)):
+            raise file.error("expected: by and value are finite numbers", "expected", k)
         least, most = ARITY[one.rule]
         count = len(one.lines or names or ())
         if (count or least) < least or (most is not None and count > most):

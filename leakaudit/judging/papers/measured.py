@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leakaudit.judging.papers.items import BEST, FIRST, LAST, Place
@@ -43,6 +44,7 @@ class MeasuredLine:
     runs: Mapping[int, tuple[float | None, ...]]  # for each seed, a value per place
     exact: bool = False  # whether nothing about it is random
     why: str = ""  # why values are missing
+    planned: bool = False  # whether each place should have a value, so that one without is missing
 
     def index(self, x: Place) -> int | None:
         """Return the index of a place, None if the line has none like it."""
@@ -51,6 +53,8 @@ class MeasuredLine:
         known = self.known()
         if x == LAST:
             return len(self.x) - 1
+        if x == FIRST and self.planned:
+            return 0
         if x == FIRST:
             return known[0] if known else None
         for k, place in enumerate(self.x):
@@ -73,7 +77,7 @@ class MeasuredLine:
     def at(self, x: Place) -> Values:
         """Return the values of all seeds at a place, None for missing ones."""
         if x == BEST:
-            return {seed: _largest(values) for seed, values in self.runs.items()}
+            return {seed: self._largest(values) for seed, values in self.runs.items()}
         k = self.index(x)
         if k is None:
             return dict.fromkeys(self.runs)
@@ -89,10 +93,17 @@ class MeasuredLine:
 
     def estimate_of(self, values: Values) -> Estimate | None:
         """Return the estimate of the values of all seeds, None if one is missing."""
-        known = [value for value in values.values() if value is not None]
+        known = numbers(values.values())
         if not known or len(known) < len(values):
             return None
         return Estimate.of(known, self.exact)
+
+    def _largest(self, values: Sequence[float | None]) -> float | None:
+        """Return the largest value; None if one is missing, which may have been larger."""
+        known = numbers(values)
+        if not known or (self.planned and len(known) < len(self.x)):
+            return None
+        return max(known)
 
     def estimates(self) -> Iterator[tuple[Place | None, Estimate | None]]:
         """Yield the estimate of each place; None is the place of a level."""
@@ -113,8 +124,9 @@ class Panel:
     logarithmic: bool = False
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+def numbers(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are numbers."""
+    return [value for value in values if value is not None and not math.isnan(value)]
 
 
 def same_place(one: Place, other: Place) -> bool:

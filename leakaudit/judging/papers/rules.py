@@ -14,6 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from leakaudit._util.plural import counted
+from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.papers.items import (
     ANY,
     EVERY,
@@ -24,8 +25,16 @@ from leakaudit.judging.papers.items import (
     Place,
     Printed,
 )
-from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup
+from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup, numbers
 
+# Curves whose large or small values are those that a training aims at.
+HIGH = frozenset({"accuracy", "test_accuracy", "test_accuracy_mean_model"})
+LOW = frozenset(
+    (
+        *("loss", "test_loss", "test_loss_mean_model", "test_error", "test_error_mean_model"),
+        *("consensus", "rmse", "rmse_nodes", "rmse_planted", "relative_error"),
+    )
+)
 TOLD = 2  # most tests of one expectation whose numbers are stated
 
 
@@ -216,7 +225,7 @@ def tested(expected: Expected, panels: Sequence[Panel]) -> TestedShape:
         words = f"{words}; and {len(shown) - TOLD} more"
     why = [line.why for line in lines if line.why]
     if outcome is Outcome.MISSING and why:
-        words = f"{words} ({why[0]})"
+        words = f"{words} ({why[0]})" if words else why[0]
     return TestedShape(expected, outcome, words or "nothing to compare")
 
 
@@ -243,12 +252,27 @@ def _places(expected: Expected, lines: Sequence[MeasuredLine]) -> list[Place]:
     longest = max(lines, key=lambda line: len(line.x))
     if not longest.x:
         return [LAST]
-    common = []
-    for place in (longest.x[k] for k in longest.known()):
-        indices = [(line, line.index(place)) for line in lines]
-        if all(k is not None and (not line.x or k in line.known()) for line, k in indices):
-            common.append(place)
-    return common
+    return [place for place in longest.x if _counts(place, lines)]
+
+
+def _counts(place: Place, lines: Sequence[MeasuredLine]) -> bool:
+    """Return whether lines are compared at a place.
+
+    A round that a line did not evaluate is left out, but not one after the last that it did: its
+    run ended early or diverged, and a value is missing.
+    """
+    some = False
+    for line in lines:
+        k = line.index(place)
+        if k is None:
+            return False
+        known = line.known()
+        some = some or line.planned or k in known
+        if not line.x or line.planned or k in known:
+            continue
+        if line.exact or any(later > k for later in known):
+            return False
+    return some
 
 
 def _paired(
@@ -304,6 +328,8 @@ def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]
 
 def _ends(expected: Expected, line: MeasuredLine) -> dict[int, float | None]:
     """Return the last value minus the first one, or those at the two places, for each seed."""
+    if not line.x:  # a level has one value
+        return dict.fromkeys(line.runs)
     first, last = expected.between or (FIRST, LAST if expected.x in (EVERY, ANY) else expected.x)
     return _paired(lambda a, b: b - a, line.at(first), line.at(last))
 
@@ -353,14 +379,24 @@ def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
         values: dict[int, float | None] = {}
         for seed, run in line.runs.items():
             until = run if last is None else run[: last + 1]
-            known = [value for value in until if value is not None]
+            known = numbers(until)
             values[seed] = None
-            if known and last is not None:
-                values[seed] = max(known) - wanted
-                if known[0] > wanted:
-                    values[seed] = wanted - min(known)
+            if known and last is not None and line.x:
+                upwards = _upwards(expected.y, known, wanted)
+                found = max(known) - wanted if upwards else wanted - min(known)
+                missed = line.planned and len(known) < len(until)
+                values[seed] = None if missed and found < 0 else found
         about = f"{line.name} beyond {wanted:.4g}"
         yield _Test(about, values, low=0.0, exact=line.exact, strict=False)
+
+
+def _upwards(y: str, known: Sequence[float], wanted: float) -> bool:
+    """Return whether a value is reached from below; unless the quantity tells, by the first one."""
+    if y in HIGH or (y in QUANTITIES and QUANTITIES[y].better is max):
+        return True
+    if y in LOW or y in QUANTITIES:
+        return False
+    return known[0] <= wanted
 
 
 def _where(x: Place) -> str:
@@ -388,33 +424,33 @@ def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[st
         troubles: Why cells have no result.
     """
     own_size = item.is_own_size(scale)
-    numbers = tuple(compared(printed, panels) for printed in item.numbers(scale))
+    printed = tuple(compared(one, panels) for one in item.numbers(scale))
     shapes = tuple(tested(expected, panels) for expected in item.shapes(scale))
-    outcomes = [*(one.outcome for one in numbers), *(one.outcome for one in shapes)]
+    outcomes = [*(one.outcome for one in printed), *(one.outcome for one in shapes)]
     lines = [line for panel in panels for line in panel.lines]
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)
     if Outcome.FAILS in outcomes:
         firm = own_size and not item.stand_in and seeds != 1
-        says = f"{_failed(numbers, shapes, firm)}; {ran}"
-        return Judged(Reproduction.DIFFERS, says, numbers, shapes, firm)
+        says = f"{_failed(printed, shapes, firm)}; {ran}"
+        return Judged(Reproduction.DIFFERS, says, printed, shapes, firm)
     if not outcomes and not troubles:
         why = "nothing that the paper shows can be tested at this scale"
         return Judged(Reproduction.UNDECIDED, why)
     if Outcome.MISSING in outcomes or not outcomes:
-        why = troubles[0] if troubles else _missing(numbers, shapes)
+        why = troubles[0] if troubles else _missing(printed, shapes)
         says = f"a result is missing: {why}"
-        return Judged(Reproduction.UNDECIDED, says, numbers, shapes)
+        return Judged(Reproduction.UNDECIDED, says, printed, shapes)
     if Outcome.UNDECIDED in outcomes:
         says = "our seeds disagree: run more"
-        return Judged(Reproduction.UNDECIDED, f"{says}; {ran}", numbers, shapes)
-    weaker = _weaker(item, numbers, own_size, seeds)
+        return Judged(Reproduction.UNDECIDED, f"{says}; {ran}", printed, shapes)
+    weaker = _weaker(item, printed, own_size, seeds)
     if troubles:
         weaker = f"{counted(len(troubles), 'cell')} without a result: {troubles[0]}"
     if weaker:
-        return Judged(Reproduction.SAME_SHAPE, weaker, numbers, shapes)
-    says = f"{counted(len(numbers), 'printed number')}, {ran}"
-    return Judged(Reproduction.REPRODUCED, says, numbers, shapes)
+        return Judged(Reproduction.SAME_SHAPE, weaker, printed, shapes)
+    says = f"{counted(len(printed), 'printed number')}, {ran}"
+    return Judged(Reproduction.REPRODUCED, says, printed, shapes)
 
 
 def _weaker(item: Item, numbers: Sequence[ComparedNumber], own_size: bool, seeds: int) -> str:

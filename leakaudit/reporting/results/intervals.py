@@ -9,6 +9,7 @@ from statistics import median
 Interval = tuple[float, float]  # lower and upper end
 
 LEVEL = 0.95  # confidence of the intervals of rates and means
+HUGE = 2.0**500  # values above it are scaled before they are squared or added up
 
 
 def of_rate(hits: int, trials: int) -> Interval | None:
@@ -35,19 +36,31 @@ def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
     If a value is infinite, the interval is the range of all; the mean is NaN unless all are equal.
     """
     if all(map(math.isfinite, values)):
-        return math.fsum(values) / len(values), of_mean(values)
+        scale = _scale(values)
+        return scale * (math.fsum(value / scale for value in values) / len(values)), of_mean(values)
     middle = values[0] if len({*values}) == 1 else math.nan
     return middle, (min(values), max(values))
 
 
 def of_mean(values: Sequence[float]) -> Interval | None:
-    """Return the interval of the mean of normal values by Student's t; None for a single one."""
+    """Return the interval of the mean of normal values by Student's t; None for a single one.
+
+    An end is infinite if it exceeds all numbers.
+    """
     count = len(values)
     if count < 2:
         return None
     from scipy.special import stdtrit  # slow to import
 
-    middle = math.fsum(values) / count
-    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (count - 1))
+    scale = _scale(values)
+    scaled = [value / scale for value in values]
+    middle = math.fsum(scaled) / count
+    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in scaled) / (count - 1))
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * spread / math.sqrt(count)
-    return middle - half, middle + half
+    return scale * (middle - half), scale * (middle + half)
+
+
+def _scale(values: Sequence[float]) -> float:
+    """Return a power of two by which values are divided, so that their squares do not overflow."""
+    largest = max(map(abs, values))
+    return 1.0 if largest < HUGE else 2.0 ** (math.frexp(largest)[1] - 1)

@@ -81,7 +81,7 @@ def _line(
         else:
             at = [_value(results.get(key), cell, panel.y) for key, cell in mine.items()]
         runs[seed] = tuple(at)
-    return MeasuredLine(line.name, places, runs, why=why)
+    return MeasuredLine(line.name, places, runs, why=why, planned=True)
 
 
 def _at(

@@ -24,10 +24,9 @@ from leakaudit.reporting.rendering import latex
 from leakaudit.reporting.rendering.html import rendered
 from leakaudit.reporting.rendering.html.inline import inline
 from leakaudit.runs.reproducing import picture
-from leakaudit.runs.reproducing.run import RECORD, Reproduced, words
+from leakaudit.runs.reproducing.run import LINES, RECORD, Reproduced, words
 
 PAGE = "index.html"
-LINES = "lines"  # folder of the files of the lines
 PLACES = 12  # most places of a table of values
 LEVELS: Mapping[Outcome, grading.Level] = {
     Outcome.HOLDS: "note",
@@ -264,7 +263,7 @@ def _first(found: Reproduced) -> Overview:
     advice: list[Advice] = []
     if not found.plan.own_size and found.judged is not None:
         text = "Run it at the paper's own size."
-        advice.append((text, f"leakaudit reproduce {item.full_name} --scale paper"))
+        advice.append((text, f"leakaudit reproduce {item.argument} --scale paper"))
     if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
         seeds = max(3, 2 * len(found.plan.seeds))
         advice.append(("Run more seeds.", found.command_with(seeds)))

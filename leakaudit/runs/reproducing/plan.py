@@ -88,6 +88,12 @@ def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> Reproducti
         except LeakauditError as error:
             raise LeakauditError(f"{item.full_name}, line {line.name}: {error}") from None
         lines.append(made)
+    x = item.plan.x
+    if x != ROUND and not any(x in line.sweep.axes for line in lines):
+        raise LeakauditError(
+            f"{item.full_name}: the horizontal axis is {x}, but no line has values of it in its "
+            "sweep; x is round, or an axis of the sweeps"
+        )
     return ReproductionPlan(item, scale, tuple(range(first, first + count)), tuple(lines))
 
 

@@ -35,6 +35,7 @@ from leakaudit.runs.sweeping.store import Store
 from leakaudit.tasks.shared import SharedData
 
 RECORD = "result.json"  # of an item's folder
+LINES = "lines"  # folder of the files of the lines
 
 
 class ClaimFinding(Struct, frozen=True, kw_only=True):
@@ -171,10 +172,10 @@ class Reproduced:
 
     def command_with(self, seeds: int) -> str:
         """Return the command that runs it with another number of seeds."""
-        words = ["leakaudit reproduce", self.item.full_name]
+        words = ["leakaudit reproduce", self.item.argument]
         if self.plan.scale != "small":
             words.append(f"--scale {self.plan.scale}")
-        if self.plan.lines:
+        if self.plan.lines or seeds > 1:
             words.append(f"--seeds {seeds}")
         return " ".join(words)
 
@@ -278,6 +279,8 @@ class ReproductionRun:
         """Run the cells of all items that have no result yet; Ctrl-C and deadlines end it."""
         todo = []
         total = 0
+        for plan in self.plans:
+            self._refuse_links(plan.item)
         shared = SharedData()
         for plan in self.plans:
             self._block(plan, shared)
@@ -293,6 +296,16 @@ class ReproductionRun:
             compute(todo, total, self.options)
         except KeyboardInterrupt:
             self.interrupted = True
+
+    def _refuse_links(self, item: Item) -> None:
+        """Refuse an item whose files would be written elsewhere."""
+        place = self.place(item)
+        for folder in (place.parent, place, place / LINES):
+            if folder.is_symlink():
+                raise LeakauditError(
+                    f"{folder}: expected a folder of results, found a link, through which other "
+                    "files could be changed; choose another folder with --output"
+                )
 
     def _block(self, plan: ReproductionPlan, shared: SharedData) -> None:
         """Note an item whose data cannot be loaded here: its cells would all fail."""
@@ -409,6 +422,12 @@ def _seconds(store: Store, plan: ReproductionPlan) -> float:
 def stored(folder: Path) -> StoredOutcome | None:
     """Return the outcome that an item's folder holds, None if there is none that can be read."""
     try:
-        return decoded(read_json((folder / RECORD).read_bytes()), StoredOutcome)
+        found = decoded(read_json((folder / RECORD).read_bytes()), StoredOutcome)
     except (OSError, ValueError, RecursionError, TypeMismatch):
         return None
+    known = {*Reproduction, *(verdict.words for verdict in Verdict)}
+    names = {row.verdict for row in found.claims}
+    names.update(one.verdict for row in found.claims for one in row.findings)
+    if found.word not in known or not names <= {*Verdict.__members__}:
+        return None
+    return found

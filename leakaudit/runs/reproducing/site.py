@@ -86,7 +86,7 @@ class Entry:
             "missing": item.missing if item.state == "not determined" else "",
             "claims": list(item.claims),
             "data": list(item.data),
-            "command": f"leakaudit reproduce {item.full_name}",
+            "command": f"leakaudit reproduce {item.argument}",
             "last": last,
         }
 
@@ -149,7 +149,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                     "word": one.word,
                     "why": one.why,
                     "deviation": one.deviation,
-                    "command": f"leakaudit reproduce {one.item.full_name}",
+                    "command": f"leakaudit reproduce {one.item.argument}",
                     "level": one.level,
                 }
             )

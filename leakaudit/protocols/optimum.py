@@ -40,8 +40,12 @@ def _logistic(problem: Problem) -> Tensor | None:
     """Minimise the mean of log(1 + e^z) - y z, z = x w, plus l2/2 |w|^2 by Newton's method."""
     task = problem.task
     x, y = _rows(problem)
-    if not task.l2 or x.shape[1] > LARGEST:
+    if not task.l2 or min(x.shape) > LARGEST:
         return None
+    basis = None
+    if len(x) < x.shape[1]:  # with an l2 term, the optimum lies in the span of the records
+        basis = torch.linalg.qr(x.T).Q
+        x = x @ basis
     w = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     first = (x.T @ (0.5 - y[:, 0]) / len(x)).norm()  # slope at w = 0
     for _ in range(NEWTON):
@@ -55,7 +59,9 @@ def _logistic(problem: Problem) -> Tensor | None:
         w = w - step
     # One logit, so the layout has the weights and then the intercept, as the columns of x.
     settled = bool(slope.norm() <= SETTLED * torch.finfo(w.dtype).eps * first)
-    return w if settled else None
+    if not settled:
+        return None
+    return w if basis is None else basis @ w
 
 
 def _least_squares(problem: Problem, l1: float) -> Tensor | None:

@@ -525,10 +525,14 @@ def test_the_distance_is_that_to_the_optimum(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_distance_is_that_to_the_optimum_of_logistic_regression(bias: bool) -> None:
-    chosen = {"set": {"l2": 0.05, "bias": bias}}
+@pytest.mark.parametrize("features", [2, 50])
+def test_the_distance_is_that_to_the_optimum_of_logistic_regression(
+    features: int, bias: bool
+) -> None:
+    chosen = {"set": {"l2": 0.05, "bias": bias}, "data": f"classification:36,{features}"}
     _, truth = _recorded(model="logistic", rounds=2, test=0, samples=9, **chosen)
-    x = truth.x.double().numpy()
+    x = truth.x.double().flatten(1).numpy()
+    assert (len(x) < x.shape[1]) == (features == 50)  # fewer records than weights
     if bias:
         x = np.concatenate([x, np.ones((len(x), 1))], 1)
     sign = 2 * truth.y.numpy() - 1

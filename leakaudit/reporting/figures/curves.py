@@ -204,7 +204,8 @@ def _letter(place: int) -> str:
 
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     title = panel.title.replace(">=", "≥")
-    place.set_ylabel(plots.wrapped(title, NAME, most=3))
+    parts = [title] if len(title) <= NAME else title.replace(", ", ",\n", 1).split("\n")
+    place.set_ylabel("\n".join(plots.wrapped(part, NAME, most=3) for part in parts))
     shown = {}
     for k, line in enumerate(panel.lines):
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.

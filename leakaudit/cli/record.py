@@ -83,6 +83,11 @@ class _KeyOptions(Options):
         "file.pt2 (default mlp)",
         names="models",
     )
+    weights: str | None = option(
+        "file of trained weights to start from, FILE.safetensors: the state_dict of the model "
+        "(default: a random model)",
+        names="files",
+    )
     dtype: str | None = option("number format: float32 or float64 (default float32)")
     wires: str | None = option("channels to record: all, none, node:3 or 0-1,1-2 (default all)")
     layers: str | None = option(

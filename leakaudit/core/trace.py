@@ -23,6 +23,8 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 Setting: TypeAlias = bool | int | float | str
 PROGRAM = ".pt2"  # how the name of a file with a torch.export program ends
 RECORDING = "recording"  # key in the provenance of a trace and its truth; random for each recording
+CONSTANTS = "constants."  # how the names of public tensors with constants of the model begin
+UNSTORED = ("beside", "constants")  # fields of a task that its JSON does not have
 RANGE = "data_range"  # key in the provenance of a truth; see `Truth.data_range`
 _DRAWN = re.compile(r"[0-9a-f]{32}")
 
@@ -152,6 +154,8 @@ class TaskSpec:
         data: Name of the data set.
         labels: Names of the classes; may be empty.
         beside: Folder of the file that names a program, which is looked for there; not stored.
+        constants: Running statistics and frozen parameters that differ from those of a new model,
+            by name; a trace stores them as public tensors ``constants.NAME``.
     """
 
     model: str
@@ -165,6 +169,7 @@ class TaskSpec:
     data: str = ""
     labels: tuple[str, ...] = ()
     beside: str = field(default="", compare=False, repr=False)
+    constants: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_program(self) -> bool:
@@ -183,8 +188,9 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Json]:
         """Plain JSON values."""
-        values = asdict(self)
-        del values["beside"]
+        values = asdict(replace(self, constants={}))
+        for name in UNSTORED:
+            del values[name]
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = list(value)
@@ -193,7 +199,7 @@ class TaskSpec:
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> TaskSpec:
         """Return the task that `to_json` wrote."""
-        known = {f.name for f in fields(cls)} - {"beside"}
+        known = {f.name for f in fields(cls)} - {*UNSTORED}
         extra = set(value) - known
         if extra:
             raise LeakauditError(f"task: unknown keys {sorted(extra)} (known: {sorted(known)})")
@@ -268,6 +274,16 @@ class Trace(CardDisplay):
     complete: bool = True
     provenance: Mapping[str, Json] = field(default_factory=dict)
     kept: StoredColumns | None = None
+
+    def __post_init__(self) -> None:
+        """Give the task the constants of its model."""
+        constants = {
+            name.removeprefix(CONSTANTS): value
+            for name, value in self.public.items()
+            if name.startswith(CONSTANTS)
+        }
+        if constants:
+            object.__setattr__(self, "task", replace(self.task, constants=constants))
 
     def __len__(self) -> int:
         """Number of messages in all tables."""

@@ -20,17 +20,18 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
-from leakaudit.core.trace import RANGE, Graph, Json
+from leakaudit.core.trace import CONSTANTS, RANGE, Graph, Json
 from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.calibration import Calibrated, Target
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.tasks import data, models
+from leakaudit.tasks import data, models, weights
 from leakaudit.tasks.build_task import SETTINGS, outputs
 from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Comparison, Problem, Task
+from leakaudit.tasks.weights import Weights
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
 from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
@@ -60,6 +61,7 @@ class Plan:
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
     calibrated: Calibrated | None = None  # the noise that was found for an epsilon
+    trained: Weights | None = None  # where the run starts, if that is not a random model
 
     @cached_property
     def messages(self) -> int:
@@ -95,6 +97,10 @@ class Plan:
             free = torch.from_numpy(np.setdiff1d(np.arange(len(source)), self.rows.numpy()))
         order = torch.randperm(len(free), generator=self.random["test"])
         return free[order[: self.scenario.test]]
+
+    def start(self, random: Generator) -> Tensor:
+        """Return the initial model (d,): trained weights, or else a draw."""
+        return self.task.init(random) if self.trained is None else self.trained.w0
 
     @property
     def data_range(self) -> float:
@@ -150,6 +156,12 @@ def plan(
         args = _of_mean(scenario, args)
     spec = source.spec(scenario.model, args)
     task = shared.task(spec, getattr(torch, scenario.dtype), device, trusted)
+    trained = None
+    if scenario.weights:
+        trained = weights.read(scenario.weights, task)
+        scenario = replace(scenario, weights=weights.named(scenario.weights, trained.sha256))
+        if trained.constants:
+            task = task.with_constants(trained.constants)
     if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:
@@ -168,6 +180,7 @@ def plan(
         _wires(scenario.wires, graph),
         _kept(scenario.layers, task),
         random,
+        trained=trained,
     )
     wanted = scenario.target()
     return made if wanted is None else _claimed(made, wanted)
@@ -318,9 +331,10 @@ def _check_test(scenario: Scenario, source: data.Dataset) -> None:
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
-    """Draw the public values at the start: the model w0 and the schedule."""
+    """Draw the public values at the start: the model w0, its constants, and the schedule."""
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
-    return {"w0": plan.task.init(plan.random["model"]), **scheduled}
+    constants = {f"{CONSTANTS}{name}": v for name, v in plan.task.spec.constants.items()}
+    return {"w0": plan.start(plan.random["model"]), **constants, **scheduled}
 
 
 def opened(
@@ -345,6 +359,8 @@ def opened(
         said["wires"] = scenario.wires
     if plan.calibrated is not None:
         said["calibrated"] = plan.calibrated.to_json()
+    if plan.trained is not None:
+        said["weights"] = {"sha256": plan.trained.sha256}
     recorder = Recorder(
         Storage(path, messages=plan.messages, rows=plan.messages, max_bytes=max_bytes),
         protocol=scenario.victim,

@@ -13,6 +13,7 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.protocols import calibration
 from leakaudit.protocols.victim import Victim
+from leakaudit.tasks import weights
 from leakaudit.tasks.selection import LABELS, ROWS, Selection
 
 DTYPES = ("float32", "float64")
@@ -57,6 +58,8 @@ class Scenario:
             paper, or the ``exact`` view of the strongest adversary.
         test: Number of held-out records on which curves evaluate the models.
         every: Rounds between two points of the curves, which have the first and last round.
+        weights: File of trained weights from which the run starts, ``FILE.safetensors``; it may
+            end with ``@sha256:`` and the digest that is expected. Empty for a random model.
     """
 
     victim: str = "pdmm"
@@ -81,6 +84,7 @@ class Scenario:
     calibrate: str = "claim"
     test: int = 0
     every: int = 1
+    weights: str = ""
 
     def __post_init__(self) -> None:
         config.check(vars(self), FORM)
@@ -95,6 +99,18 @@ class Scenario:
             if getattr(self, name) > LARGEST:
                 expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
                 raise config.InvalidValue("", expected, name)
+        if self.weights and not weights.is_place(self.weights):
+            expected = f"expected FILE.safetensors, got {brief(self.weights, 40)}"
+            raise config.InvalidValue("", expected, "weights")
+
+    def pinned(self) -> Scenario:
+        """Return the scenario with the digest of its weights, so that no other file will do.
+
+        A file that cannot be read is left as it is; the run rejects it.
+        """
+        if not self.weights:
+            return self
+        return replace(self, weights=weights.pinned(self.weights))
 
     @property
     def summed(self) -> int:

@@ -120,6 +120,24 @@ def module(spec: TaskSpec, generator: Generator, trusted: Trust) -> nn.Module:
     return net
 
 
+def check_constants(model: str, given: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+    """Reject constants that are not those of a model: a trace may come from a stranger."""
+    for name, value in given.items():
+        own = held.get(name)
+        if own is None or not own.is_floating_point():
+            raise LeakauditError(f"task: model {model!r} has no constant {name!r:.60}")
+        if value.shape != own.shape or not value.is_floating_point():
+            raise LeakauditError(
+                f"task: constant {name!r}: expected floating-point numbers of shape "
+                f"{tuple(own.shape)}, got {value.dtype} of shape {tuple(value.shape)}"
+            )
+        least = 0.0 if name.endswith("running_var") else -math.inf
+        if not bool((value.isfinite() & (value >= least)).all()):
+            raise LeakauditError(
+                f"task: constant {name!r}: expected finite numbers, variances >= 0"
+            )
+
+
 @contextmanager
 def _global_state_of(generator: Generator) -> Iterator[None]:
     """Let module constructors draw from `generator`; restore torch's own state afterwards."""

@@ -39,7 +39,9 @@ class SharedData:
         return self.sources[key]
 
     def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: Trust) -> Task:
-        """Do what `Task.build` does, once for several calls."""
+        """Do what `Task.build` does, once for several calls without constants of their own."""
+        if spec.constants:
+            return Task.build(spec, dtype=dtype, device=device, trusted=trusted)
         key = (spec, spec.beside, dtype, device, trusted)
         for known, task in self.tasks:
             if known == key:

@@ -117,7 +117,7 @@ class Task:
         first, last = build_task.linear_ends(module, spec)
         tokens = build_task.tokens(module, spec)
         layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
-        return cls(
+        made = cls(
             spec=spec,
             layout=layout,
             buffers=constants,
@@ -135,6 +135,21 @@ class Task:
             masked=build_task.masked(module, spec),
             embeddings=build_task.embeddings(module, spec) if tokens else (None, None),
         )
+        return made.with_constants(spec.constants) if spec.constants else made
+
+    def with_constants(self, constants: Params) -> Task:
+        """Return the task with other running statistics and frozen parameters.
+
+        Args:
+            constants: Some of those of the model, by name.
+
+        Raises:
+            LeakauditError: The model does not have them, in this form.
+        """
+        build_task.check_constants(self.spec.model, constants, self.buffers)
+        changed = {name: value.to(self.buffers[name]) for name, value in constants.items()}
+        spec = replace(self.spec, constants={**self.spec.constants, **constants})
+        return replace(self, spec=spec, buffers={**self.buffers, **changed})
 
     @property
     def one_by_one(self) -> bool:

@@ -38,7 +38,7 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
     free = free_rows(ready, node)[:most]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     random = torch.Generator().manual_seed(child(ready.scenario.seed, 3))
-    theta = ready.task.init(random).double().to(task.device)
+    theta = ready.start(random).double().to(task.device)
     x = ready.source.x[free][:, None].double()
     y = ready.source.y[free][:, None]
     g = clipping.gradients(task, theta.expand(len(x), -1), x, y, clipped_at(ready))

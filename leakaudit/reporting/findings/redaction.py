@@ -92,7 +92,7 @@ KEYS = frozenset(
         *("lpips_weights", "seed", "device", "max_seconds", "trusted"),
         # a scenario, and what belongs to the task in its constants
         *("scenario", "victim", "graph", "data", "samples", "split", "model", "set", "dtype"),
-        *("classes", "rows", "labels", "reduction", "test", "every", "calibrate"),
+        *("classes", "rows", "labels", "reduction", "test", "every", "calibrate", "weights"),
         *("wires", "layers", "states", "curves", "l2", "bn", "dropout", "tokens", "sha256"),
         # an audit
         *("epsilon", "delta", "noise", "constant", "sensitivity", "smoothness", "adversaries"),

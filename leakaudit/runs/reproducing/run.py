@@ -311,9 +311,10 @@ class ReproductionRun:
         """Note an item whose data cannot be loaded here: its cells would all fail."""
         tried = set()
         for cell in plan.cells.values():
-            if cell.scenario.data in tried:
+            needed = (cell.scenario.data, cell.scenario.weights)
+            if needed in tried:
                 continue
-            tried.add(cell.scenario.data)
+            tried.add(needed)
             try:
                 recording.plan(
                     cell.scenario.without_epsilon(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from leakaudit._util import config
 from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words
@@ -14,8 +14,11 @@ from leakaudit.core.errors import suggest
 from leakaudit.core.trace import Setting
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks import weights
 
 NO_ATTACK = "none"  # the attack of a cell that only trains, and its adversary
+
+WEIGHTS = "weights"  # an axis whose values are files
 
 Values = Mapping[str, tuple[Setting, ...]]
 
@@ -90,6 +93,13 @@ class SweepPlan:
         if self.figure is not None and self.figure not in self.axes:
             says = f"{self.figure!r} does not vary in this sweep{suggest(self.figure, self.axes)}"
             raise config.InvalidValue("sweep", says, "figure")
+
+    def pinned(self) -> SweepPlan:
+        """Return the plan with the digests of all weights, on which results depend."""
+        over = dict(self.over)
+        if WEIGHTS in over:
+            over[WEIGHTS] = tuple(weights.pinned(str(place)) for place in over[WEIGHTS])
+        return replace(self, scenario=self.scenario.pinned(), over=over)
 
     @property
     def victims(self) -> tuple[str, ...]:

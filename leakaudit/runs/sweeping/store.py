@@ -60,6 +60,10 @@ class StoredPlan:
     # versions of the packages that results depend on
     versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
 
+    def __post_init__(self) -> None:
+        """State which files of weights are meant."""
+        object.__setattr__(self, "plan", self.plan.pinned())
+
     @property
     def digest(self) -> str:
         """Digest of both: folders with the same digest can be merged."""

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from leakaudit.core.verdict import Verdict
     from leakaudit.judging.papers import JudgedClaim, PublishedClaim
-    from leakaudit.runs.reproducing.reproduce import Reproductions
-    from leakaudit.runs.reproducing.run import Reproduced
-    from leakaudit.runs.reproducing.site import Entry
+    from leakaudit.runs.reproducing.run import Reproduced, ReproductionRun
+    from leakaudit.runs.reproducing.site import IndexedItem
     from leakaudit.runs.workers.executor import Executor
 
 NOTE = (
@@ -132,7 +131,7 @@ def _list(args: _Options) -> int:
     return 0
 
 
-def _table(found: list[Entry]) -> None:
+def _table(found: list[IndexedItem]) -> None:
     from leakaudit.cli._options import show_table
     from leakaudit.reporting.rendering.tables import Column
 
@@ -181,7 +180,7 @@ def _items(args: _Options) -> int:
     return INTERRUPTED if outcome.interrupted else 0
 
 
-def _show(outcome: Reproductions, args: _Options) -> None:
+def _show(outcome: ReproductionRun, args: _Options) -> None:
     from leakaudit.runs.reproducing import page
 
     found = outcome.found
@@ -197,7 +196,7 @@ def _show(outcome: Reproductions, args: _Options) -> None:
             _say_item(one)
     written = outcome.folder
     if len(found) == 1:
-        written = outcome.folder / found[0].item.paper / found[0].item.name
+        written = outcome.place(found[0].item)
     say(f"{written / page.PAGE}: written", args)
     if outcome.left:
         say(f"{outcome.left} results are missing; run the same command again to continue", args)

@@ -18,7 +18,7 @@ from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.trace import Json
 from leakaudit.protocols import quiet_directions
 from leakaudit.protocols.dual_messages import Around, DualMessages
-from leakaudit.protocols.quiet_directions import Measured, Quiet
+from leakaudit.protocols.quiet_directions import Measured, NodeFit, Quiet
 
 # Node i has d neighbours j and models w; D_ij is the change of z_{j|i} that it sends, D_ji that of
 # z_{i|j} which it receives, S = sum_j B z_{i|j}, P = rho w, and x' is x in the next round.
@@ -118,12 +118,6 @@ def shown(value: Json) -> str:
 
 class _Missing(Exception):
     """A constant is not determined, and why."""
-
-
-@dataclass(frozen=True)
-class _NodeFit:
-    around: Around
-    fit: quiet_directions.Fit
 
 
 def computed(view: View, unknown: frozenset[str]) -> ComputedConstants:
@@ -288,7 +282,7 @@ class _Search:
     def _theta(self) -> Measured:
         known = self._number("theta")
         if known is not None:
-            return Measured(known, 0.0)
+            return Measured(known)
         over: list[tuple[Array, Array]] = []
         for one in self._around:
             change = one.sign * (one.sent[:, 1:] - one.sent[:, :-1])
@@ -324,42 +318,40 @@ class _Search:
             return False
         groups = defaultdict[int, list[Around]](list)
         for one in self._around:
-            groups[len(one.sign)].append(one)
+            groups[one.degree].append(one)
         rho = self._number("rho")
         q = None
         if self._quiet.l2 == 0:
-            q = Measured(0.0, 0.0)
+            q = Measured(0.0)
         elif rho is not None:
-            q = Measured(self._quiet.l2 / rho, 0.0)
+            q = Measured(self._quiet.l2 / rho)
         if self._known_update == "exact" and q is not None:  # nothing shows rho
             return self._scale()
         fits = self._fits(theta.value, q, groups)
         if q is None:
-            q = min((one.fit.q for one in fits.values()), key=lambda one: one.error)
+            q = min((one.q for one in fits.values()), key=lambda one: one.error)
         return self._constants(theta, q, fits, groups)
 
     def _fits(
         self, theta: float, q: Measured | None, groups: Mapping[int, Sequence[Around]]
-    ) -> dict[int, _NodeFit]:
+    ) -> dict[int, NodeFit]:
         """Return the most accurate coefficients of each degree; nodes have to agree."""
-        found: dict[int, _NodeFit] = {}
+        found: dict[int, NodeFit] = {}
         why = ""
         for degree, some in groups.items():
             good = []
             for one in some:
-                fit = self._quiet.fit(
-                    one.equations(theta, self._eps), None if q is None else q.value
-                )
+                fit = self._quiet.fit(one, theta, None if q is None else q.value, self._eps)
                 if isinstance(fit, str):
                     why = why or fit
                 elif fit.a.error <= self.limit:
-                    good.append(_NodeFit(one, fit))
+                    good.append(fit)
                 else:
                     why = why or f"the local update: {self._inexact(fit.a)}"
             if good:
-                best = min(good, key=lambda one: one.fit.a.error)
+                best = min(good, key=lambda one: one.a.error)
                 found[degree] = best
-                if not all(best.fit.a.agrees(o.fit.a.value, o.fit.a.error) for o in good):
+                if not all(best.a.agrees(one.a.value, one.a.error) for one in good):
                     raise _Missing(f"the nodes with {degree} neighbours contradict each other")
         if not found:
             raise _Missing(why)
@@ -373,10 +365,10 @@ class _Search:
         self,
         theta: Measured,
         q: Measured,
-        fits: Mapping[int, _NodeFit],
+        fits: Mapping[int, NodeFit],
         groups: Mapping[int, Sequence[Around]],
     ) -> bool:
-        slopes = {degree: one.fit.a for degree, one in fits.items()}
+        slopes = {degree: one.a for degree, one in fits.items()}
         self.errors += [one.error for one in slopes.values()]
         rho = self._penalty(theta, q, fits, groups)
         ways = list(self._ways(slopes, q, rho))
@@ -406,36 +398,34 @@ class _Search:
         if not rho.relative <= self.limit:
             raise _Missing(f"rho is known only to {rho.relative:.1g}")
         self._measured("rho", rho, self._of_rho)
-        if way.update == "gradient":
-            self._measured("alpha", way.divided(rho), fitted)
-        if way.update == "quadratic":
-            self._measured("mu", way.multiplied(rho), fitted)
+        if way.scaled is not None:
+            self._measured(way.constant, way.unscaled(rho), fitted)
         return False
 
     def _penalty(
         self,
         theta: Measured,
         q: Measured,
-        fits: Mapping[int, _NodeFit],
+        fits: Mapping[int, NodeFit],
         groups: Mapping[int, Sequence[Around]],
     ) -> Measured | None:
         """Return rho, if the messages determine it."""
         known = self._number("rho")
         if known is not None:
-            return Measured(known, 0.0)
+            return Measured(known)
         options = []
         by_l2 = None
         if self._quiet.l2 and q.value > 0:
-            by_l2 = q.over(self._quiet.l2)
+            by_l2 = Measured(self._quiet.l2) / q
             options.append(by_l2)
         if self.view.knows("w0"):
             start = self._quiet.start(self.view)
-            for degree, fitted in fits.items():
+            for degree, fit in fits.items():
                 for one in groups[degree]:
                     # Rows of the first layer are quiet for the records of one node only.
-                    mine = fitted.around is one or self._quiet.classes
+                    mine = fit.around is one or self._quiet.classes
                     if one.start is not None and mine:
-                        options += self._by_start(theta, one, fitted.fit, start)
+                        options += self._by_start(theta, one, fit, start)
         good = [one for one in options if one.relative <= self.limit]
         best = min(good, key=lambda one: one.relative, default=None)
         if best is not None:
@@ -453,7 +443,7 @@ class _Search:
         return best
 
     def _by_start(
-        self, theta: Measured, one: Around, fit: quiet_directions.Fit, w0: Array
+        self, theta: Measured, one: Around, fit: NodeFit, w0: Array
     ) -> Iterator[Measured]:
         """Yield rho from P^1 = A rho w^0 - B S^0 where every gradient is zero."""
         assert one.start is not None
@@ -523,12 +513,10 @@ class _Search:
         # last gradient then remains.
         several = [way for way in ways if way.update == "gradient" and way.steps > 1]
         way = next((way for way in ways if way.update == "exact"), (several or ways)[0])
-        scale = rho or Measured(1.0, 0.0)
+        scale = rho or Measured(1.0)
         self.values.update(update=way.update, k_max=way.steps, rho=scale.value)
-        if way.update == "gradient":
-            self.values["alpha"] = way.divided(scale).value
-        if way.update == "quadratic":
-            self.values["mu"] = way.multiplied(scale).value
+        if way.scaled is not None:
+            self.values[way.constant] = way.unscaled(scale).value
         if rho is None:
             self._unknown("rho", SCALE)
         else:
@@ -537,19 +525,13 @@ class _Search:
 
     def _scale(self, way: _Way | None = None) -> bool:
         """Say that only products with rho are determined, and use rho = 1."""
-        one = Measured(1.0, 0.0)
         self.values["rho"] = 1.0
         self._unknown("rho", SCALE)
-        if way is None or way.scaled is None:
-            return True
-        if way.update == "gradient":
-            found = way.divided(one)
-            self.values["alpha"] = found.rounded
-            self._unknown("alpha", f"{SCALE}; alpha rho = {found.rounded:.10g}")
-        else:
-            found = way.multiplied(one)
-            self.values["mu"] = found.rounded
-            self._unknown("mu", f"{SCALE}; mu / rho = {found.rounded:.10g}")
+        if way is not None and way.scaled is not None:
+            value = way.scaled.rounded
+            self.values[way.constant] = value
+            product = "alpha rho" if way.update == "gradient" else "mu / rho"
+            self._unknown(way.constant, f"{SCALE}; {product} = {value:.10g}")
         return True
 
 
@@ -567,28 +549,26 @@ class _Way:
 
     update: str
     steps: int
-    scaled: Measured | None  # alpha rho, or mu / rho
+    scaled: Measured | None  # alpha rho, or mu / rho; None if it has no constant
 
-    def divided(self, rho: Measured) -> Measured:
-        """Return alpha, for a rho."""
-        assert self.scaled is not None
-        value = self.scaled.value / rho.value
-        return Measured(value, abs(value) * (self.scaled.relative + rho.relative))
+    @property
+    def constant(self) -> str:
+        """The name of its constant."""
+        return "alpha" if self.update == "gradient" else "mu"
 
-    def multiplied(self, rho: Measured) -> Measured:
-        """Return mu, for a rho."""
+    def unscaled(self, rho: Measured) -> Measured:
+        """Return its constant, for a rho."""
         assert self.scaled is not None
-        value = self.scaled.value * rho.value
-        return Measured(value, abs(value) * (self.scaled.relative + rho.relative))
+        return self.scaled / rho if self.update == "gradient" else self.scaled * rho
 
     def scale(self, alpha: float | None, mu: float | None) -> Measured | None:
         """Return rho, for a known alpha or mu; None if neither is known."""
         if self.scaled is None:
             return None
         if self.update == "gradient" and alpha is not None:
-            return Measured(self.scaled.value / alpha, self.scaled.error / alpha)
+            return self.scaled / Measured(alpha)
         if self.update == "quadratic" and mu is not None:
-            return self.scaled.over(mu)
+            return Measured(mu) / self.scaled
         return None
 
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.core.adversary import View
-from leakaudit.protocols.quiet_directions import Equations
 
 # Node i sends z_{j|i} to its neighbour j, or its change D_ij. With B = 1 if i < j and otherwise -1,
 #
@@ -169,14 +168,29 @@ class Around:
         both = np.concatenate([self.sent, self.came])
         return float(np.sqrt(np.square(both).mean(-1).max()))
 
-    def equations(self, theta: float, eps: float) -> Equations:
-        """Return the equations of the local update, between the changes of P and of S.
+    @property
+    def degree(self) -> int:
+        """Number d of neighbours."""
+        return len(self.sign)
+
+    def update(self, theta: float, q: float | None) -> tuple[Array, list[Array]]:
+        """Return the local update after = A before - B (pull + gradient), in changes of P and S.
+
+        That is a target and terms, (T - 2, c) each: what their difference leaves is a multiple of
+        gradients. The coefficients are A, for a known q with B = (1 - A) / (d + q), and otherwise A
+        and B.
+        """
+        steps = self.steps(theta)
+        pull = (self.sign * self.came).sum(0)[1:-1]
+        if q is None:
+            return steps[1:], [steps[:-1], -pull]
+        pull = pull / (self.degree + q)
+        return steps[1:] + pull, [steps[:-1] + pull]
+
+    def rounding(self, theta: float, eps: float) -> float:
+        """Return the rounding of an entry of `update`.
 
         Args:
             eps: Distance from 1 to the next number in the format of the messages.
         """
-        steps = self.steps(theta)
-        pull = (self.sign * self.came).sum(0)
-        degree = len(self.sign)
-        rounding = eps * self.size * (2 / theta + degree)
-        return Equations(degree, steps[1:], steps[:-1], pull[1:-1], rounding)
+        return eps * self.size * (2 / theta + self.degree)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.protocols.dual_messages import Around
 from leakaudit.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Measured:
     """A constant as the messages determine it."""
 
     value: float
-    error: float  # absolute; what equations that were not used for the value leave is included
+    error: float = (
+        0.0  # absolute; what equations that were not used for the value leave is included
+    )
 
     @property
     def rounded(self) -> float:
@@ -82,9 +85,13 @@ class Measured:
         floor = 8 * np.finfo(np.float64).eps * max(abs(value), abs(self.value))
         return bool(abs(self.value - value) <= AGREE * (self.error + error) + floor)
 
-    def over(self, value: float) -> Measured:
-        """Return a value divided by this one."""
-        return Measured(value / self.value, abs(value) * self.error / self.value**2)
+    def __mul__(self, other: Measured) -> Measured:
+        value = self.value * other.value
+        return Measured(value, abs(value) * (self.relative + other.relative))
+
+    def __truediv__(self, other: Measured) -> Measured:
+        value = self.value / other.value
+        return Measured(value, abs(value) * (self.relative + other.relative))
 
     @property
     def relative(self) -> float:
@@ -93,30 +100,10 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Equations:
-    """after = A before - B (pull + gradient) for the changes of a node in T rounds, (T, c) each."""
+class NodeFit:
+    """The coefficients of the local update of one node."""
 
-    degree: int
-    after: Array
-    before: Array
-    pull: Array
-    rounding: float  # of an entry of such an equation
-
-    def terms(self, q: float | None) -> tuple[Array, list[Array]]:
-        """Return a target and terms: what their difference leaves is a multiple of gradients.
-
-        The coefficients are A, for a known q with B = (1 - A) / (d + q), and otherwise A and B.
-        """
-        if q is None:
-            return self.after, [self.before, -self.pull]
-        pull = self.pull / (self.degree + q)
-        return self.after + pull, [self.before + pull]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The coefficients of one node."""
-
+    around: Around
     a: Measured
     b: float
     q: Measured
@@ -156,43 +143,48 @@ class Quiet:
     def _blocks(self, target: Array, terms: Sequence[Array]) -> _Blocks:
         return self.block(target), [self.block(term) for term in terms]
 
-    def fit(self, equations: Equations, q: float | None) -> Fit | str:
-        """Return the coefficients of a node, or why they are not determined."""
+    def fit(self, around: Around, theta: float, q: float | None, eps: float) -> NodeFit | str:
+        """Return the coefficients of a node, or why they are not determined.
+
+        Args:
+            eps: Distance from 1 to the next number in the format of the messages.
+        """
         if self.shape is None:
             return self.missing
-        if len(equations.after) < 2:
+        target, terms = around.update(theta, q)
+        if len(target) < 2:
             return "fewer than 5 rounds are observed"
-        exact = self._blocks(*equations.terms(q))
+        exact = self._blocks(target, terms)
         if self.classes:
             found = _summed(*exact)
         elif self.shape[1] <= BEYOND:
             return RECORDS
         else:
-            near = None if q is not None else self._blocks(*equations.terms(0.0))
-            found = _low_rank(exact, near, equations.degree)
+            near = None if q is not None else self._blocks(*around.update(theta, 0.0))
+            found = _low_rank(exact, near, around.degree)
         if isinstance(found, str):
             return found
-        if found.left > ROUNDINGS * equations.rounding:
+        if found.left > ROUNDINGS * around.rounding(theta, eps):
             return INEXACT if self.classes else RECORDS
-        return self._fitted(equations.degree, found, q)
+        return self._fitted(around, found, q)
 
-    def _fitted(self, degree: int, found: _Coefficients, q: float | None) -> Fit:
+    def _fitted(self, around: Around, found: _Coefficients, q: float | None) -> NodeFit:
         a = Measured(float(found.values[0]), float(found.errors[0]))
         if q is None:
             b = float(found.values[1])
             rest = 1 - a.value
             error = abs(a.error / b) + abs(rest * found.errors[1] / b**2)
-            of_q = Measured(rest / b - degree, float(error))
+            of_q = Measured(rest / b - around.degree, float(error))
         else:
-            b = (1 - a.value) / (degree + q)
-            of_q = Measured(q, 0.0)
+            b = (1 - a.value) / (around.degree + q)
+            of_q = Measured(q)
 
         def left(values: Array) -> Array:
             if found.null is None:
                 return np.asarray(self.block(values).sum(0))
             return (self.block(values) @ found.null).ravel()
 
-        return Fit(a, b, of_q, left)
+        return NodeFit(around, a, b, of_q, left)
 
 
 def of(view: View) -> Quiet:

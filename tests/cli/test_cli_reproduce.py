@@ -21,7 +21,7 @@ from invoked import refused
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers import items
-from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.runs.reproducing import picture
 
 CURVES = """
@@ -258,8 +258,8 @@ def test_bad_input_is_one_line_with_code_two(
 
 def test_a_figure_shows_shares_from_zero_to_one_and_caps_psnr() -> None:
     runs = {0: (200.0, 30.0), 1: (200.0, 40.0)}
-    psnr = Panel("psnr", "PSNR, dB", "samples", (MeasuredLine("a", (1, 4), runs),))
-    exact = Panel("exact", "share", "samples", (MeasuredLine("a", (1,), {0: (1.0,)}),))
+    psnr = MeasuredPanel("psnr", "PSNR, dB", "samples", (MeasuredLine("a", (1, 4), runs),))
+    exact = MeasuredPanel("exact", "share", "samples", (MeasuredLine("a", (1,), {0: (1.0,)}),))
     figure = picture.content([psnr, exact], 2, own_size=False)
     assert figure.note == f"{picture.SMALL}; {picture.NOTE.format(2)}"
     ((_, (decibels, shares)),) = figure.rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from leakaudit.reporting.findings.wording import (
-    WorstLeak,
     audit_headline,
     worst_leak,
     worst_verdict,
@@ -52,12 +51,12 @@ def test_a_claim_comes_before_its_assumptions_unless_they_fail() -> None:
 
 
 def test_the_claim_is_answered_before_the_leak() -> None:
-    leak = WorstLeak("Epsilon 8: an eavesdropper recovered all.")
+    leak = "Epsilon 8: an eavesdropper recovered all."
     said = audit_headline([entry("REFUTED", VIEW)], leak, True)
     assert said.startswith("REFUTED: view bound against the claim")
     assert said.index("REFUTED") < said.index("Epsilon 8: an eavesdropper recovered all. 1 REFUTED")
 
 
 def test_nothing_is_said_of_attacks_that_returned_nothing() -> None:
-    said = audit_headline([], worst_leak([], (1, 5, 5)), False)
+    said = audit_headline([], worst_leak([], (1, 5, 5))[0], False)
     assert said.startswith("Nothing was tested; the run was interrupted and is incomplete.")

@@ -12,7 +12,7 @@ from scipy import stats
 
 from leakaudit.judging.papers import rules
 from leakaudit.judging.papers.items import Expected, Item, Place, Printed, Scale
-from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel, SeedMean, estimate
 from leakaudit.judging.papers.rules import Outcome, Reproduction
 from leakaudit.reporting.results import intervals
 from leakaudit.runs.reproducing.run import _number
@@ -26,8 +26,8 @@ def line(name: str, *runs: Row, exact: bool = False, x: Sequence[Place] = ()) ->
     return MeasuredLine(name, places, values, exact)
 
 
-def panel(*lines: MeasuredLine) -> list[Panel]:
-    return [Panel("loss", "loss", "round", tuple(lines))]
+def panel(*lines: MeasuredLine) -> list[MeasuredPanel]:
+    return [MeasuredPanel("loss", "loss", "round", tuple(lines))]
 
 
 def outcome(lines: Sequence[MeasuredLine], rule: str, **more: object) -> Outcome:
@@ -54,6 +54,12 @@ def number(value: float = 1.0, tolerance: float = 0.1, **more: object) -> Printe
     return Printed(**{**entries, **more})  # type: ignore[arg-type]
 
 
+def mean(values: Sequence[float], exact: bool = False) -> SeedMean:
+    found = estimate(dict(enumerate(values)), exact)
+    assert found is not None
+    return found
+
+
 FALLS = Expected(says="the loss falls", rule="falls", y="loss")
 
 
@@ -71,10 +77,10 @@ def test_the_interval_of_a_mean_is_that_of_scipy(values: tuple[float, ...]) -> N
 
 def test_a_single_value_has_no_interval_and_an_exact_one_is_its_own() -> None:
     assert intervals.of_mean([3.0]) is None
-    assert Estimate.of([3.0]).interval is None
-    assert Estimate.of([3.0], exact=True).interval == (3.0, 3.0)
-    assert Estimate.of([math.inf, math.inf]) == Estimate(math.inf, (math.inf, math.inf), 2)
-    mixed = Estimate.of([1.0, math.inf])
+    assert mean([3.0]).interval is None
+    assert mean([3.0], exact=True).interval == (3.0, 3.0)
+    assert mean([math.inf, math.inf]) == SeedMean(math.inf, (math.inf, math.inf))
+    mixed = mean([1.0, math.inf])
     assert math.isnan(mixed.mean)
     assert mixed.interval == (1.0, math.inf)
 
@@ -355,12 +361,12 @@ def test_a_run_that_diverged_is_missing_and_not_left_out() -> None:
 def test_reaching_is_in_the_direction_that_a_quantity_has() -> None:
     start = MeasuredLine("a", (0, 1), {0: (0.95, 0.97)})
     reaches = Expected(says="it", rule="reaches", y="accuracy", value=0.9)
-    accuracy = [Panel("accuracy", "accuracy", "round", (start,))]
+    accuracy = [MeasuredPanel("accuracy", "accuracy", "round", (start,))]
     assert rules.tested(reaches, accuracy).outcome is Outcome.HOLDS
     # Nodes that start equal, and move apart, do not come together by passing the value.
     apart = MeasuredLine("a", (0, 1), {0: (0.2, 5.0)})
     reaches = Expected(says="it", rule="reaches", y="consensus", value=0.1)
-    consensus = [Panel("consensus", "consensus", "round", (apart,))]
+    consensus = [MeasuredPanel("consensus", "consensus", "round", (apart,))]
     assert rules.tested(reaches, consensus).outcome is Outcome.FAILS
 
 
@@ -371,11 +377,11 @@ def test_a_level_has_no_change() -> None:
 
 
 def test_numbers_whose_squares_overflow_have_a_mean_and_an_interval() -> None:
-    small = Estimate.of([1.0, 3.0, 2.5])
-    huge = Estimate.of([1e300, 3e300, 2.5e300])
+    small = mean([1.0, 3.0, 2.5])
+    huge = mean([1e300, 3e300, 2.5e300])
     assert small.interval is not None
     assert huge.interval is not None
     assert huge.mean == pytest.approx(small.mean * 1e300, rel=1e-12)
     assert huge.interval == pytest.approx([end * 1e300 for end in small.interval], rel=1e-12)
-    assert Estimate.of([1.7e308, 1.7e308]) == Estimate(1.7e308, (1.7e308, 1.7e308), 2)
-    assert Estimate.of([1.7e308, -1.7e308]).ends == (-math.inf, math.inf)
+    assert mean([1.7e308, 1.7e308]) == SeedMean(1.7e308, (1.7e308, 1.7e308))
+    assert mean([1.7e308, -1.7e308]).ends == (-math.inf, math.inf)

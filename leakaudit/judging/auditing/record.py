@@ -49,11 +49,12 @@ def build(
     trace = simulated.trace
     found = _findings(grid, simulated, images)
     verdicts = tuple(_verdict(grid, one) for one in judged)
+    leak, _ = worst_leak(found, trace.task.shape)
     return AuditRecord(
         schema=model.SCHEMA,
         version=model.VERSION,
         complete=simulated.complete,
-        summary=audit_headline(verdicts, worst_leak(found, trace.task.shape), simulated.complete),
+        summary=audit_headline(verdicts, leak, simulated.complete),
         trace=findings.trained(trace),
         findings=found,
         undetermined=(),

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers.items import Item, Place
-from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.judging.papers.row import folder
 
 # Computes an item at a scale, `small` or `paper`, with some seeds.
-Draw: TypeAlias = Callable[[str, Sequence[int]], Sequence[Panel]]
+Draw: TypeAlias = Callable[[str, Sequence[int]], Sequence[MeasuredPanel]]
 _DRAWN: dict[str, Draw] = {}
 
 

@@ -42,16 +42,6 @@ ALIASES = {
 }
 
 Rule: TypeAlias = Literal["above", "falls", "rises", "flat", "within", "reaches", "ratio"]
-# Rule -> the smallest and the largest number of its lines; None for any number of them.
-ARITY: Mapping[str, tuple[int, int | None]] = {
-    "above": (2, None),
-    "falls": (1, None),
-    "rises": (1, None),
-    "flat": (1, None),
-    "within": (1, None),
-    "reaches": (1, None),
-    "ratio": (2, 2),
-}
 Scale: TypeAlias = Literal["", "small", "paper"]
 Place: TypeAlias = Annotated[str | int | float, Meta(description="a number, a word, or last")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1000, description="an integer from 1 to 1000")]
@@ -377,10 +367,9 @@ def _check_tests(
         _known(one.lines, names, file, "expected", k)
         if not (math.isfinite(one.by) and math.isfinite(one.value or 0.0)):
             raise file.error("expected: by and value are finite numbers", "expected", k)
-        least, most = ARITY[one.rule]
         count = len(one.lines or names or ())
-        if (count or least) < least or (most is not None and count > most):
-            few = f"exactly {least}" if least == most else f"at least {least}"
+        if (one.rule == "above" and count == 1) or (one.rule == "ratio" and count not in (0, 2)):
+            few = "exactly 2" if one.rule == "ratio" else "at least 2"
             says = f"expected: {one.rule} needs {few} lines, got {count}"
             raise file.error(says, "expected", k)
         if len(one.between) not in (0, 2):

@@ -14,20 +14,12 @@ Values = Mapping[int, float | None]  # one value for each seed, None if it is mi
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value over the seeds."""
+class SeedMean:
+    """A mean over the seeds."""
 
     mean: float
     # 95 % interval of the mean by Student's t; None for one seed of a random experiment
     interval: Interval | None
-    seeds: int  # number of values
-
-    @classmethod
-    def of(cls, values: Sequence[float], exact: bool = False) -> Estimate:
-        """Return the mean of at least one value; an exact one is its own interval."""
-        if exact:
-            return cls(values[0], (values[0], values[0]), 1)
-        return cls(*intervals.mean(values), len(values))
 
     @property
     def ends(self) -> Interval:
@@ -83,20 +75,9 @@ class MeasuredLine:
             return dict.fromkeys(self.runs)
         return self.column(k)
 
-    def estimate(self, k: int) -> Estimate | None:
+    def estimate(self, k: int) -> SeedMean | None:
         """Return the estimate at an index, None if a seed has no value."""
-        return self.estimate_of(self.column(k))
-
-    def estimate_at(self, x: Place) -> Estimate | None:
-        """Return the estimate at a place, None if a seed has no value there."""
-        return self.estimate_of(self.at(x))
-
-    def estimate_of(self, values: Values) -> Estimate | None:
-        """Return the estimate of the values of all seeds, None if one is missing."""
-        known = numbers(values.values())
-        if not known or len(known) < len(values):
-            return None
-        return Estimate.of(known, self.exact)
+        return estimate(self.column(k), self.exact)
 
     def _largest(self, values: Sequence[float | None]) -> float | None:
         """Return the largest value; None if one is missing, which may have been larger."""
@@ -105,7 +86,7 @@ class MeasuredLine:
             return None
         return max(known)
 
-    def estimates(self) -> Iterator[tuple[Place | None, Estimate | None]]:
+    def estimates(self) -> Iterator[tuple[Place | None, SeedMean | None]]:
         """Yield the estimate of each place; None is the place of a level."""
         if not self.x:
             yield None, self.estimate(0)
@@ -114,14 +95,27 @@ class MeasuredLine:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
+class MeasuredPanel:
+    """One pair of axes with our lines."""
 
     y: str
     title: str
     axis: str  # name of the horizontal axis
     lines: Sequence[MeasuredLine]
     logarithmic: bool = False
+
+
+def estimate(values: Values, exact: bool) -> SeedMean | None:
+    """Return the mean of the values of all seeds, None if one is missing.
+
+    A value about which nothing is random is its own interval.
+    """
+    known = numbers(values.values())
+    if not known or len(known) < len(values):
+        return None
+    if exact:
+        return SeedMean(known[0], (known[0], known[0]))
+    return SeedMean(*intervals.mean(known))
 
 
 def numbers(values: Iterable[float | None]) -> list[float]:
@@ -139,7 +133,7 @@ def same_place(one: Place, other: Place) -> bool:
         return str(one) == str(other)
 
 
-def lookup(panels: Sequence[Panel], y: str) -> dict[str, MeasuredLine]:
+def lookup(panels: Sequence[MeasuredPanel], y: str) -> dict[str, MeasuredLine]:
     """Return the lines of a quantity by name."""
     found: dict[str, MeasuredLine] = {}
     for panel in panels:

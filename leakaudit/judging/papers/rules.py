@@ -25,7 +25,15 @@ from leakaudit.judging.papers.items import (
     Place,
     Printed,
 )
-from leakaudit.judging.papers.measured import Estimate, MeasuredLine, Panel, lookup, numbers
+from leakaudit.judging.papers.measured import (
+    MeasuredLine,
+    MeasuredPanel,
+    SeedMean,
+    Values,
+    estimate,
+    lookup,
+    numbers,
+)
 
 # Curves whose large or small values are those that a training aims at.
 HIGH = frozenset({"accuracy", "test_accuracy", "test_accuracy_mean_model"})
@@ -80,7 +88,7 @@ class ComparedNumber:
     """A printed number beside ours."""
 
     printed: Printed
-    ours: Estimate | None  # None if it is missing
+    ours: SeedMean | None  # None if it is missing
     outcome: Outcome
     why: str = ""  # why it is missing
 
@@ -93,8 +101,7 @@ class ComparedNumber:
     def says(self) -> str:
         """The comparison in words."""
         printed = self.printed
-        where = "" if printed.x == LAST else f" at {printed.x}"
-        name = f"{printed.y} of {printed.line}{where}"
+        name = f"{printed.y} of {printed.line}{where(printed.x)}"
         if self.ours is None:
             return f"{name}: printed {printed.value:.4g}, ours is missing ({self.why})"
         return f"{name}: printed {printed.value:.4g}, ours {in_words(self.ours)}"
@@ -122,7 +129,7 @@ class Judged:
     firm: bool = True  # whether a difference is one from the paper, and not from a smaller run
 
 
-def in_words(ours: Estimate) -> str:
+def in_words(ours: SeedMean) -> str:
     """Return an estimate with its interval."""
     if ours.interval is None or ours.interval[0] == ours.interval[1]:
         return f"{ours.mean:.4g}"
@@ -132,19 +139,19 @@ def in_words(ours: Estimate) -> str:
 # --- printed numbers --------------------------------------------------------------------------
 
 
-def compared(printed: Printed, panels: Sequence[Panel]) -> ComparedNumber:
+def compared(printed: Printed, panels: Sequence[MeasuredPanel]) -> ComparedNumber:
     """Compare a printed number with ours."""
     line = lookup(panels, printed.y).get(printed.line)
     if line is None:
         return ComparedNumber(printed, None, Outcome.MISSING, f"there is no {printed.y}")
-    ours = line.estimate_at(printed.x)
+    ours = estimate(line.at(printed.x), line.exact)
     if ours is None:
         why = line.why or f"no value at {printed.x}"
         return ComparedNumber(printed, None, Outcome.MISSING, why)
     return ComparedNumber(printed, ours, _fits(printed, ours))
 
 
-def _fits(printed: Printed, ours: Estimate) -> Outcome:
+def _fits(printed: Printed, ours: SeedMean) -> Outcome:
     """Return whether our interval is near enough, and narrow enough to tell."""
     low, high = ours.ends
     if printed.value == low == high:  # also infinity
@@ -164,24 +171,16 @@ class _Test:
     """A number for each seed, which must lie between two others."""
 
     about: str
-    values: Mapping[int, float | None]
+    values: Values
     low: float = -math.inf
     high: float = math.inf
     exact: bool = False
     strict: bool = True  # whether the ends of the range are outside it
 
     @property
-    def estimate(self) -> Estimate | None:
-        """The mean and its interval; None if a seed has no number."""
-        known = [v for v in self.values.values() if v is not None and not math.isnan(v)]
-        if not known or len(known) < len(self.values):
-            return None
-        return Estimate.of(known, self.exact)
-
-    @property
     def outcome(self) -> Outcome:
         """Whether the number lies in the range."""
-        found = self.estimate
+        found = estimate(self.values, self.exact)
         if found is None:
             return Outcome.MISSING
         low, high = found.ends
@@ -204,11 +203,11 @@ class _Test:
     @property
     def found(self) -> str:
         """The number in words."""
-        found = self.estimate
+        found = estimate(self.values, self.exact)
         return f"{self.about}: {'missing' if found is None else in_words(found)}"
 
 
-def tested(expected: Expected, panels: Sequence[Panel]) -> TestedShape:
+def tested(expected: Expected, panels: Sequence[MeasuredPanel]) -> TestedShape:
     """Test an expectation on our numbers."""
     known = lookup(panels, expected.y)
     names = expected.lines or tuple(known)
@@ -277,8 +276,8 @@ def _counts(place: Place, lines: Sequence[MeasuredLine]) -> bool:
 
 def _paired(
     combine: Callable[[float, float], float],
-    one: Mapping[int, float | None],
-    other: Mapping[int, float | None],
+    one: Values,
+    other: Values,
 ) -> dict[int, float | None]:
     """Combine two values for each seed; a value without seeds, of a closed form, fits every one."""
     found: dict[int, float | None] = {}
@@ -289,9 +288,7 @@ def _paired(
     return found
 
 
-def _spread(
-    line: MeasuredLine, like: Sequence[MeasuredLine], x: Place
-) -> Mapping[int, float | None]:
+def _spread(line: MeasuredLine, like: Sequence[MeasuredLine], x: Place) -> Values:
     """Return a line's values at a place, for all seeds of the lines that it is compared with."""
     values = line.at(x)
     if not line.exact:
@@ -313,7 +310,7 @@ def _pairs(
 
 def _above(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
     for one, other, x, values in _pairs(expected, lines, lambda a, b: a - b):
-        about = f"{one.name} minus {other.name}{_where(x)}"
+        about = f"{one.name} minus {other.name}{where(x)}"
         yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
 
 
@@ -322,7 +319,7 @@ def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]
         return a / b if b else math.copysign(math.inf, a) if a else math.nan
 
     for one, other, x, values in _pairs(expected, lines, divided):
-        about = f"{one.name} / {other.name}{_where(x)}"
+        about = f"{one.name} / {other.name}{where(x)}"
         yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
 
 
@@ -334,24 +331,14 @@ def _ends(expected: Expected, line: MeasuredLine) -> dict[int, float | None]:
     return _paired(lambda a, b: b - a, line.at(first), line.at(last))
 
 
-def _falls(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
-    for line in lines:
-        about = f"change of {line.name}"
-        yield _Test(about, _ends(expected, line), high=-expected.by, exact=line.exact)
-
-
-def _rises(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
-    for line in lines:
-        about = f"change of {line.name}"
-        yield _Test(about, _ends(expected, line), low=expected.by, exact=line.exact)
-
-
-def _flat(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
+def _changes(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
     by = expected.by
+    low = {"rises": by, "flat": -by}.get(expected.rule, -math.inf)
+    high = {"falls": -by, "flat": by}.get(expected.rule, math.inf)
+    strict = expected.rule != "flat"
     for line in lines:
         about = f"change of {line.name}"
-        values = _ends(expected, line)
-        yield _Test(about, values, -by, by, exact=line.exact, strict=False)
+        yield _Test(about, _ends(expected, line), low, high, line.exact, strict)
 
 
 def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
@@ -361,13 +348,13 @@ def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test
         for line in lines:
             for x in _places(expected, (line,)):
                 values = {s: None if v is None else v - wanted for s, v in line.at(x).items()}
-                about = f"{line.name} minus {wanted:.4g}{_where(x)}"
+                about = f"{line.name} minus {wanted:.4g}{where(x)}"
                 yield _Test(about, values, -by, by, exact=line.exact, strict=False)
         return
     first, *others = lines
     for other in others:
         for one, next_one, x, values in _pairs(expected, (first, other), lambda a, b: a - b):
-            about = f"{one.name} minus {next_one.name}{_where(x)}"
+            about = f"{one.name} minus {next_one.name}{where(x)}"
             exact = one.exact and next_one.exact
             yield _Test(about, values, -by, by, exact=exact, strict=False)
 
@@ -399,15 +386,16 @@ def _upwards(y: str, known: Sequence[float], wanted: float) -> bool:
     return known[0] <= wanted
 
 
-def _where(x: Place) -> str:
+def where(x: Place) -> str:
+    """Return a place on the horizontal axis in words; empty for the last one."""
     return "" if x == LAST else f" at {x}"
 
 
 RULES: Mapping[str, Callable[[Expected, Sequence[MeasuredLine]], Iterator[_Test]]] = {
     "above": _above,
-    "falls": _falls,
-    "rises": _rises,
-    "flat": _flat,
+    "falls": _changes,
+    "rises": _changes,
+    "flat": _changes,
     "within": _within,
     "reaches": _reaches,
     "ratio": _ratio,
@@ -417,7 +405,9 @@ RULES: Mapping[str, Callable[[Expected, Sequence[MeasuredLine]], Iterator[_Test]
 # --- the verdict ------------------------------------------------------------------------------
 
 
-def judge(item: Item, panels: Sequence[Panel], scale: str, troubles: Sequence[str]) -> Judged:
+def judge(
+    item: Item, panels: Sequence[MeasuredPanel], scale: str, troubles: Sequence[str]
+) -> Judged:
     """Return the verdict on an item.
 
     Args:

@@ -276,9 +276,9 @@ def _audit(record: AuditRecord) -> Overview:
             (),
             (),
         )
-    leak = worst_leak(record.findings, record.trace.shape)
+    leak, shown = worst_leak(record.findings, record.trace.shape)
     level = grading.VERDICTS[one.verdict]
-    if leak.finding is not None:
+    if shown is not None:
         level = grading.most_severe([level, "warning"])
     badge = Verdict[one.verdict].words
     if not record.complete:
@@ -286,14 +286,14 @@ def _audit(record: AuditRecord) -> Overview:
     place = f"At {point_of(one.epsilon)}, node {one.node} and {whom(one.adversary)}"
     return Overview(
         topic=_topic("Audit of", record),
-        says=f"{_AUDITED[Verdict[one.verdict]]}. {leak.says}".strip(),
+        says=f"{_AUDITED[Verdict[one.verdict]]}. {leak}".strip(),
         certainty=f"{place}: {one.says}. {_audit_certainty(record, one)}",
         level=level,
         badge=badge,
         facts=_audit_facts(record, one),
         advice=tuple(_audit_advice(one))[:MOST],
         adversary=one.adversary,
-        finding=leak.finding or _shown_by(record, one),
+        finding=shown or _shown_by(record, one),
     )
 
 

@@ -180,7 +180,7 @@ def clean(text: object) -> str:
 def headline(record: RunRecord) -> str:
     """Summarise a record in one sentence, the worst case first."""
     if isinstance(record, AuditRecord):
-        leak = worst_leak(record.findings, record.trace.shape)
+        leak, _ = worst_leak(record.findings, record.trace.shape)
         return audit_headline(record.audit.verdicts, leak, record.complete)
     if isinstance(record, CheckRecord):
         seeds = record.provenance.seeds.get("count", 0)
@@ -218,8 +218,8 @@ def summary(
     return f"{worst} {more}"
 
 
-def audit_headline(verdicts: Sequence[VerdictEntry], leak: WorstLeak, complete: bool) -> str:
-    """Return the headline of an audit: the claim first, then the worst leak."""
+def audit_headline(verdicts: Sequence[VerdictEntry], leak: str, complete: bool) -> str:
+    """Return the headline of an audit: the claim first, then the worst leak in one sentence."""
     rest = [verdict_counts(verdicts) or "nothing was tested"]
     if not complete:
         rest.append("the run was interrupted and is incomplete")
@@ -229,7 +229,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], leak: WorstLeak, complete: 
         where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
         first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}. "
     counts = f"{_capital('; '.join(rest))}. {NO_PROOF}"
-    return f"{first}{clean(leak.says)} {counts}" if leak.says else f"{first}{counts}"
+    return f"{first}{clean(leak)} {counts}" if leak else f"{first}{counts}"
 
 
 def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
@@ -258,16 +258,12 @@ def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
     return None
 
 
-@dataclass(frozen=True)
-class WorstLeak:
-    """What attacks recovered in an audit at the smallest epsilon at which they recovered inputs."""
+def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> tuple[str, Finding | None]:
+    """Return what attacks of an audit recovered, at the smallest epsilon at which they did.
 
-    says: str  # in one sentence; empty if no attack returned anything
-    finding: Finding | None = None  # the one that shows it best; None if nothing was recovered
-
-
-def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> WorstLeak:
-    """Describe what attacks recovered in an audit."""
+    That is one sentence, empty if no attack returned anything, and the finding that shows it best,
+    None if nothing was recovered.
+    """
     at: dict[float, list[Finding]] = {}
     for one in findings:
         cell = given(one.cell, None)
@@ -278,8 +274,8 @@ def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> WorstLeak:
         if case.outcome in RECOVERED and case.finding is not None:
             cell = given(case.finding.cell, None)
             place = point_of(None if cell is None else cell.epsilon)
-            return WorstLeak(f"{_capital(place)}: {case.says}", case.finding)
-    return WorstLeak("No attack recovered an input at any epsilon." if findings else "")
+            return f"{_capital(place)}: {case.says}", case.finding
+    return "No attack recovered an input at any epsilon." if findings else "", None
 
 
 def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from leakaudit._util import averages
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
-from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.results.model import Column, Extended, decoded, given
 from leakaudit.runs.reproducing.plan import LinePlan, ReproductionPlan
@@ -21,7 +21,7 @@ NOT_RUN = "not run"
 BOUND = ("epsilon", "claimed_epsilon")  # quantities of the worst view of a cell
 
 
-def panels(plan: ReproductionPlan, results: Results) -> list[Panel]:
+def panels(plan: ReproductionPlan, results: Results) -> list[MeasuredPanel]:
     """Return the panels of an item with a plan, from the results that exist."""
     wanted = plan.item.plan
     if wanted is None:
@@ -33,7 +33,7 @@ def panels(plan: ReproductionPlan, results: Results) -> list[Panel]:
             if not panel.lines or line.name in panel.lines:
                 lines.append(_line(plan, line, panel, results))
         title = panel.title or title_of(panel.y)
-        made.append(Panel(panel.y, title, wanted.x, tuple(lines), panel.logarithmic))
+        made.append(MeasuredPanel(panel.y, title, wanted.x, tuple(lines), panel.logarithmic))
     return made
 
 

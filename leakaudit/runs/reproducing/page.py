@@ -14,8 +14,15 @@ from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.plural import counted
 from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.items import LAST, ROUND, Place
-from leakaudit.judging.papers.measured import Panel
-from leakaudit.judging.papers.rules import MEANT, ComparedNumber, Outcome, Reproduction, in_words
+from leakaudit.judging.papers.measured import MeasuredPanel
+from leakaudit.judging.papers.rules import (
+    MEANT,
+    ComparedNumber,
+    Outcome,
+    Reproduction,
+    in_words,
+    where,
+)
 from leakaudit.reporting.figures import curves, paper, plots
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice, Overview
@@ -24,7 +31,7 @@ from leakaudit.reporting.rendering import latex
 from leakaudit.reporting.rendering.html import rendered
 from leakaudit.reporting.rendering.html.inline import inline
 from leakaudit.runs.reproducing import picture
-from leakaudit.runs.reproducing.run import LINES, RECORD, Reproduced, words
+from leakaudit.runs.reproducing.run import LINES, RECORD, ClaimRow, Reproduced, words
 
 PAGE = "index.html"
 PLACES = 12  # most places of a table of values
@@ -80,8 +87,7 @@ def _lines(found: Reproduced) -> list[tuple[str, str]]:
 
 
 def _what(one: ComparedNumber) -> str:
-    where = "" if one.printed.x == "last" else f" at {one.printed.x}"
-    return f"{one.printed.y}, {one.printed.line}{where}"
+    return f"{one.printed.y}, {one.printed.line}{where(one.printed.x)}"
 
 
 def _row(one: ComparedNumber) -> list[separated.Cell]:
@@ -163,9 +169,9 @@ def _content(found: Reproduced) -> Mapping[str, object]:
         "numbers": [] if judged is None else [_shown(one) for one in judged.numbers],
         "shapes": shapes,
         "values": values,
-        "claims": [_claim(found, k) for k in range(len(found.claims))],
+        "claims": [_claim(row) for row in found.claims],
         "troubles": found.troubles,
-        "quotes": [{"text": quote.text, "place": quote.place} for quote in item.quotes],
+        "quotes": item.quotes,
         "lost": item.lost,
         "undetermined": item.undetermined,
         "chosen": item.chosen,
@@ -208,7 +214,7 @@ def _files(found: Reproduced) -> list[tuple[str, str]]:
     return made
 
 
-def _values(panels: Sequence[Panel]) -> Mapping[str, object] | None:
+def _values(panels: Sequence[MeasuredPanel]) -> Mapping[str, object] | None:
     """Return a table of the last values, or of all places of an axis if these are few."""
     headings: list[str] = []
     cells: dict[str, dict[str, str]] = {}
@@ -229,7 +235,7 @@ def _values(panels: Sequence[Panel]) -> Mapping[str, object] | None:
     return {"headings": headings, "rows": rows, "note": note}
 
 
-def _table_places(panel: Panel) -> list[tuple[str, Place]]:
+def _table_places(panel: MeasuredPanel) -> list[tuple[str, Place]]:
     """Return the places of a table of values, with their headings."""
     longest = max(panel.lines, key=lambda line: len(line.x), default=None)
     if longest is None or not longest.x:
@@ -239,8 +245,7 @@ def _table_places(panel: Panel) -> list[tuple[str, Place]]:
     return [(f"{panel.title}, {panel.axis} {place}", place) for place in longest.x]
 
 
-def _claim(found: Reproduced, k: int) -> Mapping[str, object]:
-    row = found.claims[k]
+def _claim(row: ClaimRow) -> Mapping[str, object]:
     findings = []
     for one in row.findings:
         level = grading.VERDICTS[one.verdict]

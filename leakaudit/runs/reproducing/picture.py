@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.papers.items import ROUND, Place
-from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.figures import plots
 from leakaudit.reporting.figures.curves import CurveFigure
 from leakaudit.reporting.results.intervals import Interval
@@ -21,7 +21,7 @@ SMALL = "small scale: the page says how it differs from the paper"
 SHARES = frozenset({"ssim", "exact", "certified", "recovered", "labels", "label_correct"})
 
 
-def content(panels: Sequence[Panel], seeds: int, *, own_size: bool) -> CurveFigure:
+def content(panels: Sequence[MeasuredPanel], seeds: int, *, own_size: bool) -> CurveFigure:
     """Return the figure of some panels."""
     drawn = [_panel(panel) for panel in panels]
     rows = [("", drawn[k : k + ROWS]) for k in range(0, len(drawn), ROWS)]
@@ -33,7 +33,7 @@ def content(panels: Sequence[Panel], seeds: int, *, own_size: bool) -> CurveFigu
     return CurveFigure(rows, {name: name for name in names}, {}, note="; ".join(notes))
 
 
-def _panel(panel: Panel) -> plots.Panel:
+def _panel(panel: MeasuredPanel) -> plots.Panel:
     places = _places(panel.lines)
     numbers = _numbers(places)
     named = panel.axis != ROUND and len(places) <= NAMED
@@ -108,7 +108,9 @@ def _line(
     return plots.PlotLine(line.name, style, values, intervals)
 
 
-def rows(panels: Sequence[Panel]) -> Iterator[tuple[str, str, Place | None, list[float | None]]]:
+def rows(
+    panels: Sequence[MeasuredPanel],
+) -> Iterator[tuple[str, str, Place | None, list[float | None]]]:
     """Yield quantity, line, place, and mean and both ends of its interval, for CSV."""
     for panel in panels:
         for line in panel.lines:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.plain import encoded
@@ -21,7 +21,7 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.judging import papers
 from leakaudit.judging.papers import drawing, rules
 from leakaudit.judging.papers.items import Item
-from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.rules import Judged, Reproduction
 from leakaudit.protocols import recording
 from leakaudit.reporting.findings import grading
@@ -79,7 +79,7 @@ class Reproduced:
 
     plan: ReproductionPlan
     judged: Judged | None  # the verdict on its numbers; None if there are none to compute
-    panels: tuple[Panel, ...]
+    panels: tuple[MeasuredPanel, ...]
     claims: tuple[ClaimRow, ...]
     seconds: float  # processor time of its cells, and the time of functions and claims
     troubles: tuple[str, ...] = ()  # why cells have no result
@@ -189,27 +189,10 @@ class Reproduced:
             for shape in self.judged.shapes:
                 says = shape.expected.says
                 shapes.append({"says": says, "outcome": str(shape.outcome), "found": shape.found})
-        claims: list[Json] = []
-        for row in self.claims:
-            findings: list[Json] = []
-            for one in row.findings:
-                findings.append({"about": one.about, "verdict": one.verdict, "says": one.says})
-            claims.append(
-                {
-                    **{name: getattr(row, name) for name in ("row", "source", "claim", "verdict")},
-                    "findings": findings,
-                    "command": row.command,
-                    "seconds": row.seconds,
-                }
-            )
         return {
             "item": item.full_name,
-            "kind": item.kind,
-            "title": item.title,
-            "place": item.place,
-            "word": self.word,
-            "why": self.why,
-            "deviation": self.deviation,
+            **{name: getattr(item, name) for name in ("kind", "title", "place")},
+            **{name: getattr(self, name) for name in ("word", "why", "deviation")},
             "scale": self.plan.scale,
             "own_size": self.plan.own_size,
             "seeds": len(self.plan.seeds),
@@ -218,12 +201,10 @@ class Reproduced:
             "seconds": round(self.seconds, 2),
             "numbers": numbers,
             "expectations": shapes,
-            "claims": claims,
+            "claims": to_builtins(list(self.claims)),
             "troubles": list(self.troubles),
-            "undetermined": list(item.undetermined),
-            "chosen": list(item.chosen),
-            "lost": item.lost,
-            "note": item.note,
+            **{name: to_builtins(getattr(item, name)) for name in ("undetermined", "chosen")},
+            **{name: getattr(item, name) for name in ("lost", "note")},
             "command": self.command,
             "versions": dict(self.versions),
         }
@@ -267,9 +248,15 @@ class ReproductionRun:
     folder: Path
     plans: Sequence[ReproductionPlan]
     options: SweepOptions
+    found: list[Reproduced] = field(default_factory=list)  # those that are finished
     interrupted: bool = False  # whether Ctrl-C ended the work
     # items that cannot be run here -> the reason, such as data that are missing
     blocked: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Number of results that the same command would still compute."""
+        return sum(one.left for one in self.found if one.item.full_name not in self.blocked)
 
     def place(self, item: Item) -> Path:
         """Return the folder of an item."""
@@ -328,10 +315,11 @@ class ReproductionRun:
                 return
 
     def finished(self) -> Iterator[Reproduced]:
-        """Yield every item with its verdict."""
+        """Yield every item with its verdict, and keep it in `found`."""
         for k, plan in enumerate(self.plans):
             step("items", k, len(self.plans))
-            yield self._finish(plan)
+            self.found.append(self._finish(plan))
+            yield self.found[-1]
         step("items", len(self.plans), len(self.plans))
 
     def _finish(self, plan: ReproductionPlan) -> Reproduced:
@@ -339,7 +327,7 @@ class ReproductionRun:
         start = time.perf_counter()
         claims = self._claims(item)
         judged: Judged | None = None
-        panels: list[Panel] = []
+        panels: list[MeasuredPanel] = []
         troubles: list[str] = []
         left = len(item.claims) - len(claims)
         seconds = 0.0

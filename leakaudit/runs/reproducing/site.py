@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from leakaudit._util.files import replacing
@@ -27,15 +28,12 @@ JSON = "coverage.json"
 WORDS = (*(verdict.words for verdict in VERDICT_ORDER), *Reproduction, NOT_RUN)
 
 
-class Entry:
+@dataclass(frozen=True)
+class IndexedItem:
     """An item with its last outcome in a folder."""
 
-    def __init__(self, item: Item, folder: Path | None) -> None:
-        self.item = item
-        self.outcome: StoredOutcome | None = None
-        self.page = f"{item.paper}/{item.name}/{PAGE}"
-        if folder is not None:
-            self.outcome = stored(folder / item.paper / item.name)
+    item: Item
+    outcome: StoredOutcome | None
 
     @property
     def word(self) -> str:
@@ -79,10 +77,7 @@ class Entry:
             last = {name: getattr(self.outcome, name) for name in kept}
         return {
             "item": item.full_name,
-            "kind": item.kind,
-            "title": item.title,
-            "place": item.place,
-            "state": item.state,
+            **{name: getattr(item, name) for name in ("kind", "title", "place", "state")},
             "missing": item.missing if item.state == "not determined" else "",
             "claims": list(item.claims),
             "data": list(item.data),
@@ -91,12 +86,12 @@ class Entry:
         }
 
 
-def entries(items: Sequence[Item], folder: Path | None) -> list[Entry]:
+def entries(items: Sequence[Item], folder: Path) -> list[IndexedItem]:
     """Return items with their last outcomes in a folder."""
-    return [Entry(item, folder) for item in items]
+    return [IndexedItem(item, stored(folder / item.paper / item.name)) for item in items]
 
 
-def write(found: Sequence[Entry], folder: Path) -> None:
+def write(found: Sequence[IndexedItem], folder: Path) -> None:
     """Write index.html, coverage.md and coverage.json."""
     listed = [one.to_json() for one in found]
     texts = {
@@ -109,7 +104,7 @@ def write(found: Sequence[Entry], folder: Path) -> None:
             file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def markdown(found: Sequence[Entry]) -> str:
+def markdown(found: Sequence[IndexedItem]) -> str:
     """Return a table for each paper."""
     parts = []
     for paper, some in _by_paper(found).items():
@@ -122,19 +117,19 @@ def markdown(found: Sequence[Entry]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page(found: Sequence[Entry]) -> str:
+def page(found: Sequence[IndexedItem]) -> str:
     """Render the index."""
     return rendered("coverage.html.j2", _content(found))
 
 
-def _by_paper(found: Sequence[Entry]) -> dict[str, list[Entry]]:
-    papers: dict[str, list[Entry]] = {}
+def _by_paper(found: Sequence[IndexedItem]) -> dict[str, list[IndexedItem]]:
+    papers: dict[str, list[IndexedItem]] = {}
     for one in found:
         papers.setdefault(one.item.paper, []).append(one)
     return papers
 
 
-def _content(found: Sequence[Entry]) -> Mapping[str, object]:
+def _content(found: Sequence[IndexedItem]) -> Mapping[str, object]:
     shown = [word for word in WORDS if any(one.word == word for one in found)]
     groups = []
     for paper, some in _by_paper(found).items():
@@ -145,7 +140,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
                 {
                     "name": one.item.name,
                     "title": one.item.title,
-                    "page": one.page if one.outcome is not None else "",
+                    "page": f"{one.item.full_name}/{PAGE}" if one.outcome is not None else "",
                     "word": one.word,
                     "why": one.why,
                     "deviation": one.deviation,
@@ -173,7 +168,7 @@ def _content(found: Sequence[Entry]) -> Mapping[str, object]:
     }
 
 
-def _first(found: Sequence[Entry]) -> Overview:
+def _first(found: Sequence[IndexedItem]) -> Overview:
     ran = [one for one in found if one.outcome is not None]
     good = (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE)
     alike = sum(one.word in good for one in found)

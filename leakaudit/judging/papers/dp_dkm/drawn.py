@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers.dp_dkm.claims import AGENTS, RECORDS, sensitivity
 from leakaudit.judging.papers.drawing import draws, exact, of_seeds
-from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols import optimum, topology
 from leakaudit.protocols.released import shrink
@@ -23,7 +23,7 @@ FEWER, MORE = 8, 1000  # records of an agent: with few, the agents' own optima d
 
 
 @draws("dp-dkm/table1")
-def _operators(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _operators(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     lines = []
     for samples in (FEWER, MORE):
         runs = [
@@ -32,7 +32,7 @@ def _operators(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         ]
         lines.append(of_seeds(f"{samples} records an agent", [*OPERATORS], seeds, runs))
     title = "relative error of the average at the end"
-    return [Panel("error", title, "operator", lines, logarithmic=True)]
+    return [MeasuredPanel("error", title, "operator", lines, logarithmic=True)]
 
 
 def _distance(operator: str, samples: int, seed: int) -> float:
@@ -67,17 +67,17 @@ def _distance(operator: str, samples: int, seed: int) -> float:
 
 
 @draws("dp-dkm/table2")
-def _topologies(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _topologies(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     def bound(kind: str, iterations: int, agents: int, records: int) -> float:
         graph = topology.make(kind, agents, fresh())
         return sensitivity(graph, [RELAXED] * iterations, records)
 
     def panel(
         name: str, axis: str, places: Sequence[int], sizes: Callable[[int], tuple[int, int, int]]
-    ) -> Panel:
+    ) -> MeasuredPanel:
         lines = [exact(kind, places, [bound(kind, *sizes(at)) for at in places]) for kind in GRAPHS]
         title = "bound of Theorem 1 over B"
-        return Panel(name, title, axis, lines, logarithmic=name == "iterations")
+        return MeasuredPanel(name, title, axis, lines, logarithmic=name == "iterations")
 
     return [
         panel("iterations", "iterations", ITERATIONS, lambda k: (k, AGENTS, RECORDS)),

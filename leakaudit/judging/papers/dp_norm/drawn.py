@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from leakaudit.judging.papers.dp_norm.claims import ALPHA, BATCH, LOCAL, RECORDS, STEP
 from leakaudit.judging.papers.drawing import draws, exact
-from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols.dpnorm_family import sensitivity
 
@@ -36,7 +36,7 @@ def moved(alpha: float, rounds: int) -> list[float]:
 
 
 @draws("dp-norm/lemma1")
-def _lemma_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _lemma_1(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     lines = []
     rounds = [*range(1, ROUNDS + 1)]
     for alpha in (ALPHA, 0.0):
@@ -47,11 +47,11 @@ def _lemma_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
             exact(f"constant gradients, alpha = {alpha:g}", rounds, moved(alpha, ROUNDS)),
         ]
     title = "largest change of a node's model by one record"
-    return [Panel("moved", title, "round", lines, logarithmic=True)]
+    return [MeasuredPanel("moved", title, "round", lines, logarithmic=True)]
 
 
 @draws("dp-norm/table1")
-def _table_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _table_1(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     done = run(victim="dpnorm", nodes=6, graph="ring", rounds=1, samples=20, set={"bias": False})
     x, _ = done.truth.of(0)
     sent = sum(int((m.src == 0).sum()) * m.payload.shape[1] for m in done.trace.messages)
@@ -63,4 +63,4 @@ def _table_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         exact("dimensions of Table I", symbols, [float(count) for count in said]),
         exact("a run", symbols, [float(count) for count in held]),
     ]
-    return [Panel("numbers", "numbers that a node holds", "symbol", lines)]
+    return [MeasuredPanel("numbers", "numbers that a node holds", "symbol", lines)]

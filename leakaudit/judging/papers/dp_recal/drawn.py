@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from leakaudit.judging.papers.drawing import draws, exact, of_seeds
-from leakaudit.judging.papers.measured import MeasuredLine, Panel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.judging.papers.runs import finish, fresh, planned
 from leakaudit.protocols import recording, topology
 from leakaudit.protocols.walk import draw
@@ -40,7 +40,7 @@ def largest_loss(epsilons: Sequence[float], moved: Sequence[bool], seed: int) ->
 
 
 @draws("dp-recal/proposition1")
-def _sequential(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _sequential(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     counts = [*range(1, len(BUDGETS) + 1)]
     sums = [math.fsum(BUDGETS[:count]) for count in counts]
     attained = [
@@ -50,11 +50,11 @@ def _sequential(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         exact("sum of the budgets", counts, sums),
         of_seeds("largest loss of Laplace releases", counts, seeds, attained),
     ]
-    return [Panel("epsilon", "epsilon", "releases", lines)]
+    return [MeasuredPanel("epsilon", "epsilon", "releases", lines)]
 
 
 @draws("dp-recal/proposition2")
-def _parallel(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _parallel(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     counts = [*range(1, len(BUDGETS) + 1)]
     largest = [max(BUDGETS[:count]) for count in counts]
 
@@ -72,11 +72,11 @@ def _parallel(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
             [[worst(count, seed) for count in counts] for seed in seeds],
         ),
     ]
-    return [Panel("epsilon", "epsilon", "parts of the data", lines)]
+    return [MeasuredPanel("epsilon", "epsilon", "parts of the data", lines)]
 
 
 @draws("dp-recal/lemma1")
-def _activations(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _activations(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     count = 200_000 if scale == "paper" else 20_000
     panels = []
     for kind, size in (("star", 5), ("ring", 8), ("rgg", 10)):
@@ -91,12 +91,12 @@ def _activations(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
             exact(f"degree / 2 E, {kind}", nodes, [graph.degree(i) / total for i in nodes]),
             of_seeds(f"share of activations, {kind}", nodes, seeds, shares),
         ]
-        panels.append(Panel("share", f"share of activations, {kind}", "agent", lines))
+        panels.append(MeasuredPanel("share", f"share of activations, {kind}", "agent", lines))
     return panels
 
 
 @draws("dp-recal/lemma5")
-def _sensitivity(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _sensitivity(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     moved, allowed = [], []
     for seed in seeds:
         changes = [_change(tau, seed) for tau in TAUS]
@@ -107,7 +107,7 @@ def _sensitivity(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         of_seeds("tau_i times the change of the gradient", TAUS, seeds, allowed),
     ]
     title = "change by one replaced record"
-    return [Panel("moved", title, "tau_i", lines)]
+    return [MeasuredPanel("moved", title, "tau_i", lines)]
 
 
 def _change(tau: float, seed: int) -> tuple[float, float]:
@@ -140,7 +140,7 @@ def _change(tau: float, seed: int) -> tuple[float, float]:
 
 
 @draws("dp-recal/lemma6")
-def _divergence(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _divergence(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     panels = []
     for noise in (0.5, 1.0, 3.0):
         rho = 1 / (2 * noise**2)
@@ -149,7 +149,7 @@ def _divergence(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
             exact(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
         ]
         title = f"Rényi divergence, Delta = 1 and sigma = {noise:g}"
-        panels.append(Panel("divergence", title, "order alpha", lines))
+        panels.append(MeasuredPanel("divergence", title, "order alpha", lines))
     return panels
 
 
@@ -166,7 +166,7 @@ def renyi(noise: float, order: float) -> float:
 
 
 @draws("dp-recal/proposition3")
-def _conversion(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _conversion(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     said = [rho + 2 * math.sqrt(rho * math.log(1 / DELTA)) for rho in RHOS]
     true = [gaussian.epsilon(DELTA, math.sqrt(2 * rho)) for rho in RHOS]
     lines = [
@@ -174,7 +174,7 @@ def _conversion(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         exact("exact epsilon of Gaussian noise with this rho", RHOS, true),
     ]
     title = f"epsilon at delta = {DELTA:g}"
-    return [Panel("epsilon", title, "rho", lines, logarithmic=True)]
+    return [MeasuredPanel("epsilon", title, "rho", lines, logarithmic=True)]
 
 
 # --- Tables I to III: what a fixed accuracy takes -------------------------------------------------
@@ -209,19 +209,15 @@ def _choices(method: str) -> tuple[str, list[Mapping[str, Any]]]:
 METHODS = ("RECAL", "RW-ADMM", "ADMM", "EXTRA", "NIDS")
 
 
-@dataclass(frozen=True)
-class Needed:
-    """What it took a method to reach `PRECISION`; None if it did not."""
-
-    plf: float | None
-    messages: float | None
+# What it took a method to reach `PRECISION`: `plf` and `messages`, None if it did not.
+Needed: TypeAlias = Mapping[str, float | None]
 
 
 def needed(method: str, graph: str, nodes: int, seed: int) -> Needed:
     """Return what a method takes with the best of its step sizes."""
     victim, choices = _choices(method)
     tried = [_tried(victim, constants, graph, nodes, seed) for constants in choices]
-    return min(tried, key=lambda one: math.inf if one.plf is None else one.plf)
+    return min(tried, key=lambda one: math.inf if one["plf"] is None else one["plf"])
 
 
 def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, seed: int) -> Needed:
@@ -242,41 +238,41 @@ def _tried(victim: str, constants: Mapping[str, Any], graph: str, nodes: int, se
     done = finish(plan)
     reached = (done.truth.states["relative_error"] <= PRECISION).nonzero()
     if not len(reached):
-        return Needed(None, None)
+        return {"plf": None, "messages": None}
     until = int(reached[0, 0])
     plf = until
     if walks:
         plf = int(torch.bincount(done.trace.public["active"][:until]).max())
     sent = plan.victim.messages(plan.graph, until, plan.graph.edges)
-    return Needed(float(plf), sent / BATON if victim == "recal" else float(sent))
+    return {"plf": float(plf), "messages": sent / BATON if victim == "recal" else float(sent)}
 
 
-def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _complexity(graph: str, scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     sizes = (4, 8, 16) if scale == "paper" else (4, 8)
     lines: dict[str, list[MeasuredLine]] = {"plf": [], "messages": []}
     for method in METHODS:
         found = [[needed(method, graph, size, seed) for size in sizes] for seed in seeds]
         for y, made in lines.items():
-            runs = [[getattr(one, y) for one in row] for row in found]
+            runs = [[one[y] for one in row] for row in found]
             made.append(of_seeds(method, sizes, seeds, runs))
     titles = {"plf": "privacy leakage frequency", "messages": "communications"}
     panels = []
     for y, made in lines.items():
         title = f"{titles[y]} until a relative error of {PRECISION:g}"
-        panels.append(Panel(y, title, "agents", made, logarithmic=True))
+        panels.append(MeasuredPanel(y, title, "agents", made, logarithmic=True))
     return panels
 
 
 @draws("dp-recal/table1")
-def _complete(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _complete(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     return _complexity("complete", scale, seeds)
 
 
 @draws("dp-recal/table2")
-def _circular(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _circular(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     return _complexity("ring", scale, seeds)
 
 
 @draws("dp-recal/table3")
-def _general(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _general(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     return _complexity("rgg", scale, seeds)

@@ -11,7 +11,7 @@ from torch import Generator
 from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion import attacking
 from leakaudit.judging.papers.drawing import draws, exact, of_seeds
-from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.pdmm_thesis.claims import THESIS, from_models
 from leakaudit.judging.papers.runs import FinishedRun, fresh, run
 from leakaudit.scoring.scoring import score
@@ -44,7 +44,7 @@ def connected(
 
 
 @draws("pdmm-thesis/fig3.1")
-def _fig_3_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig_3_1(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     graphs = GRAPHS[scale]
     shares: dict[bool, list[list[float]]] = {False: [], True: []}
     for seed in seeds:
@@ -62,20 +62,20 @@ def _fig_3_1(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
         of_seeds("radius sqrt(log N / N) on a torus", NODES, seeds, shares[True]),
         exact("1 - 1 / N^2", NODES, least),
     )
-    return (Panel("connected", "share of connected graphs", "nodes N", lines),)
+    return (MeasuredPanel("connected", "share of connected graphs", "nodes N", lines),)
 
 
 @draws("pdmm-thesis/fig5.1")
-def _fig_5_1(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig_5_1(_scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     return (_error_panel((1000,), 20, seeds),)
 
 
 @draws("pdmm-thesis/fig6.2")
-def _fig_6_2(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig_6_2(_scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     return (_error_panel(STEPS, 100, seeds),)
 
 
-def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) -> Panel:
+def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) -> MeasuredPanel:
     """Return the error of the inputs by round, a line for each number of gradient steps."""
     lines = []
     for steps in all_steps:
@@ -86,7 +86,7 @@ def _error_panel(all_steps: Sequence[int], rounds: int, seeds: Sequence[int]) ->
             errors.append(_input_errors(done))
         lines.append(of_seeds(f"k_max = {steps}", range(1, rounds - 1), seeds, errors))
     said = "mean Euclidean error of the inputs, eq. (6.9)"
-    return Panel("error", said, "round t", lines, logarithmic=True)
+    return MeasuredPanel("error", said, "round t", lines, logarithmic=True)
 
 
 def _input_errors(done: FinishedRun) -> list[float]:
@@ -101,12 +101,12 @@ def _input_errors(done: FinishedRun) -> list[float]:
 
 
 @draws("pdmm-thesis/fig6.3")
-def _fig_6_3(scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig_6_3(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     lines = []
     for data in IMAGES[scale]:
         values = [[_psnr(data, steps, seed) for steps in STEPS_OF_IMAGES] for seed in seeds]
         lines.append(of_seeds(data, STEPS_OF_IMAGES, seeds, values))
-    return (Panel("psnr", "PSNR, dB", "k_max", lines),)
+    return (MeasuredPanel("psnr", "PSNR, dB", "k_max", lines),)
 
 
 def _psnr(data: str, steps: int, seed: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from leakaudit.judging.papers.drawing import draws, exact, of_seeds
-from leakaudit.judging.papers.measured import Panel
+from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols.kirkman import Partition, longest, partitions, upper_limit
 
@@ -41,20 +41,20 @@ def _gap(found: Sequence[Partition]) -> int:
 
 
 @draws("secured-fl/fig1")
-def _fig1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig1(_scale: str, _seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     found = longest(PEERS, SIZE, RUNS, fresh())
     met = _meetings(found, 1)
     pairs = list(combinations(range(PEERS), 2))
     meetings = [float(len(met.get(pair, ()))) for pair in pairs]
     numbers = range(1, len(pairs) + 1)
 
-    def one(y: str, title: str, value: float) -> Panel:
-        return Panel(y, title, "users", (exact("found", (PEERS,), (value,)),))
+    def one(y: str, title: str, value: float) -> MeasuredPanel:
+        return MeasuredPanel(y, title, "users", (exact("found", (PEERS,), (value,)),))
 
     return (
         one("partitions", "partitions", len(found)),
         one("gap", "iterations between two meetings of a pair", _gap(found)),
-        Panel(
+        MeasuredPanel(
             "meetings",
             "partitions in which a pair shares a group",
             "pair of users",
@@ -64,7 +64,7 @@ def _fig1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
 
 
 @draws("secured-fl/fig2")
-def _fig2(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig2(_scale: str, _seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     settings = {"rho": 0.8, "iterations": 1, "partitions": 4, "local_steps": 1}
     done = run(victim="secured", nodes=PEERS, graph="complete", rounds=1, set=settings)
     (table,) = done.trace.messages
@@ -82,11 +82,11 @@ def _fig2(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
         where = "its own group" if same else "other groups"
         lines.append(exact(f"{what} from {where}", peers, values))
     said = "messages that a peer receives in one iteration"
-    return (Panel("messages", said, "peer", lines),)
+    return (MeasuredPanel("messages", said, "peer", lines),)
 
 
 @draws("secured-fl/lemma4.1")
-def _lemma_4_1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
+def _lemma_4_1(_scale: str, _seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     classes = []
     gaps = []
     for nodes, size, count in DESIGNS:
@@ -94,7 +94,7 @@ def _lemma_4_1(_scale: str, _seeds: Sequence[int]) -> Sequence[Panel]:
         gaps.append(float(_gap(partitions(nodes, size, count, fresh(1)))))
     names = [f"{nodes} in {nodes // size} groups of {size}" for nodes, size, _ in DESIGNS]
     lines = (exact("gap", names, gaps), exact("parallel classes", names, classes))
-    return (Panel("gap", "gap, and parallel classes", "design", lines),)
+    return (MeasuredPanel("gap", "gap, and parallel classes", "design", lines),)
 
 
 # Algorithm 2 removes the edges of a group when it finds it, and never puts them back. A random set
@@ -139,7 +139,7 @@ def _best(nodes: int, size: int, runs: int, seed: int) -> list[Partition]:
 
 
 @draws("secured-fl/algorithm2")
-def _algorithm2(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _algorithm2(_scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     peers = (9, 15)
     sizes = []
     twice = []
@@ -151,13 +151,13 @@ def _algorithm2(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
     name = f"Algorithm 2 as printed, best of {RUNS} runs"
     pairs = "pairs that share a group more than once"
     return (
-        Panel("partitions", "partitions", "peers", (of_seeds(name, peers, seeds, sizes),)),
-        Panel("twice", pairs, "peers", (of_seeds(name, peers, seeds, twice),)),
+        MeasuredPanel("partitions", "partitions", "peers", (of_seeds(name, peers, seeds, sizes),)),
+        MeasuredPanel("twice", pairs, "peers", (of_seeds(name, peers, seeds, twice),)),
     )
 
 
 @draws("secured-fl/fig6")
-def _fig6(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
+def _fig6(_scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
     panels = []
     for size, peers in NETWORKS.items():
         printed = []
@@ -171,5 +171,5 @@ def _fig6(_scale: str, seeds: Sequence[int]) -> Sequence[Panel]:
             of_seeds(f"groups of {size}, our search", peers, seeds, searched),
             exact(f"groups of {size}, upper limit", peers, limit),
         )
-        panels.append(Panel("partitions", "parallel classes", "peers", lines))
+        panels.append(MeasuredPanel("partitions", "parallel classes", "peers", lines))
     return panels

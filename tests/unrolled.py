@@ -8,6 +8,7 @@ is evaluated, so that a quadratic loss is one more linear equation.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -718,25 +719,25 @@ def recal(run: Unrolled, graph: Graph, rounds: int, public: Any, *, baton: str =
 
 
 def secagg(
-    run: Unrolled, graph: Graph, rounds: int, _: Any, *, steps: int = 1, std: float = STD
+    run: Unrolled, graph: Graph, rounds: int, public: Any, *, steps: int = 1, std: float = STD
 ) -> None:
-    """Bonawitz et al. 2017, section 4.0.1: masks of pairs cancel in the sum of all."""
-    peers = range(graph.nodes)
+    """Bonawitz et al. 2017, section 4.0.1: masks of pairs cancel in the sum of all, or of some."""
+    everybody = range(graph.nodes)
     w = run.zero
-    for _ in range(rounds):
+    for t in range(rounds):
+        peers = public["active"][t].tolist() if "active" in public else everybody
         y = {}
         for i in peers:
             v = w
             for _ in range(steps):
                 v = v - 0.1 * (run.g(i, v) + run.n(i, std))
             y[i] = v
+        for i, j in itertools.combinations(peers, 2):
+            mask = run.n(j, 1.0)
+            run.send(j, [i], mask, secure=True)
+            y[i], y[j] = y[i] + mask, y[j] - mask
         for i in peers:
-            for j in range(i + 1, graph.nodes):
-                mask = run.n(j, 1.0)
-                run.send(j, [i], mask, secure=True)
-                y[i], y[j] = y[i] + mask, y[j] - mask
-        for i in peers:
-            run.send(i, [j for j in peers if j != i], y[i])
+            run.send(i, [j for j in everybody if j != i], y[i])
         w = np.mean(list(y.values()), 0)
 
 

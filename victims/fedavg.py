@@ -144,17 +144,17 @@ class FedAvg(SimulatedVictim):
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count one message in each direction of a channel, to each client of a round."""
-        return most_of(self.fraction, graph, rounds, wires)
+        return most_of(self.fraction, graph.nodes - 1, rounds, wires)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
-        return draw_clients(self.fraction, graph, rounds, generator)
+        return draw_clients(self.fraction, graph.nodes - 1, rounds, generator)
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""
         w = sim.begin(sim.w0)
         local = LocalSteps(self.training(sim.problem.samples), sim)
-        active = clients(self.fraction, sim.graph, len(sim.rounds), sim.recorder.public)
+        active = clients(self.fraction, sim.problem.nodes, len(sim.rounds), sim.recorder.public)
         for t, some in zip(sim.rounds, active, strict=True):
             count = sim.problem.nodes if some is None else len(some)
             sent = local(t, w.expand(count, -1), some=some)
@@ -170,7 +170,7 @@ class FedAvg(SimulatedVictim):
         steps = self.training(self.samples)
         memory: dict[int, Expression] = {}
         w = p.public("w0")
-        active = clients(self.fraction, graph, rounds, public)
+        active = clients(self.fraction, server, rounds, public)
         for t in p.rounds(rounds):
             some = listed(active[t - 1], server)
             down = p.send(server, some, w, "w")

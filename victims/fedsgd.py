@@ -76,18 +76,18 @@ class FedSGD(SimulatedVictim):
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count one message in each direction of a channel, to each client of a round."""
-        return most_of(self.fraction, graph, rounds, wires)
+        return most_of(self.fraction, graph.nodes - 1, rounds, wires)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
-        return draw_clients(self.fraction, graph, rounds, generator)
+        return draw_clients(self.fraction, graph.nodes - 1, rounds, generator)
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
         nodes = sim.problem.nodes
         w = sim.begin(sim.w0)
         memory = OptimiserState()
-        active = clients(self.fraction, sim.graph, len(sim.rounds), sim.recorder.public)
+        active = clients(self.fraction, nodes, len(sim.rounds), sim.recorder.public)
         g = torch.empty_like(sim.common)[: len(listed(active[0], nodes))]
         for t, some in zip(sim.rounds, active, strict=True):
             problem = sim.problem if some is None else sim.problem.of(some)
@@ -116,7 +116,7 @@ class FedSGD(SimulatedVictim):
         server = graph.nodes - 1
         memory: DeclaredMemory = {}
         w = p.public("w0")
-        active = clients(self.fraction, graph, rounds, public)
+        active = clients(self.fraction, server, rounds, public)
         for t in p.rounds(rounds):
             some = listed(active[t - 1], server)
             down = p.send(server, some, w, "w")

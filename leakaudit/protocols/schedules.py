@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.trace import Graph
 from leakaudit.theory.relations import decimal
 
 
@@ -72,7 +71,7 @@ def most_sent(wires: Iterable[tuple[int, int]], count: int) -> int:
     return sum(busiest[:count])
 
 
-# --- the clients of a server that take part in a round ------------------------------------------
+# --- the clients or peers that take part in a round ---------------------------------------------
 
 
 def within_one(name: str, fraction: float) -> None:
@@ -82,23 +81,21 @@ def within_one(name: str, fraction: float) -> None:
 
 
 def draw_clients(
-    fraction: float, graph: Graph, rounds: int, generator: Generator
+    fraction: float, nodes: int, rounds: int, generator: Generator
 ) -> dict[str, Tensor]:
     """Draw the clients of every round, ``active`` (rounds, m); nothing if all take part."""
     if fraction == 1:
         return {}
-    nodes = graph.nodes - 1  # the server is the last node
-    return {"active": draw_nodes(nodes, rounds, _clients_of(fraction, nodes), generator)}
+    return {"active": draw_nodes(nodes, rounds, clients_of(fraction, nodes), generator)}
 
 
 def clients(
-    fraction: float, graph: Graph, rounds: int, public: Mapping[str, Tensor]
+    fraction: float, nodes: int, rounds: int, public: Mapping[str, Tensor]
 ) -> Sequence[Tensor | None]:
     """Return the clients (m,) of every round, ascending; None stands for all."""
     if fraction == 1:
         return [None] * rounds
-    nodes = graph.nodes - 1
-    table = read(public, "active", rounds, _clients_of(fraction, nodes), range(nodes))
+    table = read(public, "active", rounds, clients_of(fraction, nodes), range(nodes))
     return list(table)
 
 
@@ -107,11 +104,11 @@ def listed(some: Tensor | None, nodes: int) -> list[int]:
     return list(range(nodes)) if some is None else some.tolist()
 
 
-def most_of(fraction: float, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-    """Return the most messages to and from the clients of all rounds on recorded channels."""
-    return 2 * rounds * min(len(set(wires)), _clients_of(fraction, graph.nodes - 1))
+def most_of(fraction: float, nodes: int, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+    """Return the most messages between a server and the clients of all rounds, as recorded."""
+    return 2 * rounds * min(len(set(wires)), clients_of(fraction, nodes))
 
 
-def _clients_of(fraction: float, nodes: int) -> int:
+def clients_of(fraction: float, nodes: int) -> int:
     """Return m = max(C N, 1), rounded down."""
     return max(1, int(decimal(fraction) * nodes))

@@ -113,6 +113,7 @@ pdmm active=2
 pdmm active=4 z0=0
 pvpadmm perturb=dual
 secagg local_steps=2 batch=2
+secagg fraction=0.5 sigma=0.1
 secured iterations=2 partitions=2
 tracking sigma=0.1 noise=message
 """
@@ -167,7 +168,7 @@ def test_the_listed_kinds_of_messages_are_those_of_recordings(
 
 def test_only_what_a_declaration_does_not_tell_is_counted_apart() -> None:
     apart = {n for n in VICTIMS if registry.get("victims", n).messages is not Victim.messages}
-    assert apart == {"fedavg", "fedsgd", "pdmm", "recal", "rwadmm", "secured"}
+    assert apart == {"fedavg", "fedsgd", "pdmm", "recal", "rwadmm", "secagg", "secured"}
 
 
 @pytest.mark.parametrize("quantize", [0.0, 0.25])
@@ -343,6 +344,7 @@ rwadmm --data=faces --model=mlp -> convex
 secagg mask=0 -> mask > 0
 secagg local_steps=0 -> local_steps > 0
 secagg sigma=-1 -> sigma >= 0
+secagg fraction=0 -> 0 < fraction <= 1
 secagg --graph=ring -> complete
 secured group_size=4 -> group
 secured iterations=0 -> iterations

@@ -150,6 +150,8 @@ CASES = [
     Case(unrolled.secagg, graphs=[COMPLETE]),
     Case(unrolled.secagg, {**SIGMA, "local_steps": 2}, {"steps": 2}, [COMPLETE]),
     Case(unrolled.secagg, {"sigma": 0.0}, {"std": 0.0}, [COMPLETE]),
+    Case(unrolled.secagg, {**SIGMA, "fraction": 0.5}, graphs=[COMPLETE]),
+    Case(unrolled.secagg, {**SIGMA, "fraction": 0.75, "local_steps": 2}, {"steps": 2}, [COMPLETE]),
     Case(
         unrolled.secured,
         {"group_size": 2, "partitions": 3, "iterations": 2, "local_steps": 2},

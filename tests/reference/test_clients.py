@@ -1,4 +1,4 @@
-"""The clients of a round of FedAvg and FedSGD, local training, and SecureD-FL's local steps."""
+"""Who takes part in a round of FedAvg, FedSGD and secure aggregation, local training, and SecureD-FL's local steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def record(victim: str, rounds: int = 6, **constants: Any) -> tuple[recording.Pl
     scenario = Scenario(
         victim=victim,
         nodes=9 if victim == "secured" else NODES,
-        graph="complete" if victim == "secured" else "ring",
+        graph="complete" if victim in ("secagg", "secured") else "ring",
         rounds=rounds,
         data="gaussians",
         model="logistic",
@@ -95,9 +95,39 @@ def test_fedsgd_is_the_published_loop() -> None:
     assert plan.messages == len(trace) == 2 * 6 * 3
 
 
+@pytest.mark.parametrize(("fraction", "m"), [(0.5, 3), (0.01, 1), (0.99, 6)])
+def test_masks_cancel_among_the_peers_of_a_round(fraction: float, m: int) -> None:
+    """y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ji over S_t, to all; w = mean over S_t."""
+    plan, trace, truth = record("secagg", fraction=fraction, local_steps=2, lr=0.3, mask=3.0)
+    active = trace.public["active"]
+    assert active.shape == (6, m)
+    w = trace.public["w0"]
+    for t in range(1, 7):
+        peers = active[t - 1].tolist()
+        masks, y = sent(trace, t, "mask"), sent(trace, t, "y")
+        assert set(masks) == {(j, i) for i in peers for j in peers if i < j}
+        assert set(y) == {(i, j) for i in peers for j in range(NODES) if i != j}
+        local = {}
+        for i in peers:
+            mine = w
+            for _ in range(2):
+                mine = mine - 0.3 * gradient(plan.task, truth, i, mine)
+            local[i] = mine
+            for j in peers:
+                mine = mine + masks.get((j, i), 0.0) - masks.get((i, j), 0.0)
+            for j in set(range(NODES)) - {i}:
+                torch.testing.assert_close(y[i, j], mine, rtol=0, atol=1e-13)
+        w = torch.stack(list(local.values())).mean(0)
+        torch.testing.assert_close(truth.states["w"][t, 0], w, rtol=0, atol=1e-13)
+    assert len({tuple(row) for row in active.tolist()}) > 1
+    assert plan.messages == len(trace) == 6 * (m * (NODES - 1) + m * (m - 1) // 2)
+
+
 @pytest.mark.parametrize(
     ("victim", "constants"),
     [
+        ("secagg", {"fraction": 0.5, "local_steps": 2, "batch": 2, "sigma": 0.1, "clip": 0.5}),
+        ("secagg", {"fraction": 0.3}),
         ("fedavg", {"fraction": 0.5, "epochs": 2}),
         ("fedavg", {"fraction": 0.5, "epochs": 2, "batch": 2, "sigma": 0.1, "clip": 0.5}),
         ("fedavg", {"fraction": 0.3, "steps": 3, "batch": 3, "momentum": 0.5}),
@@ -175,6 +205,7 @@ def test_a_recording_that_states_no_fraction_has_no_schedule_and_so_all_clients(
     [
         ("fedavg", {"fraction": 0.0}, "0 < fraction <= 1"),
         ("fedsgd", {"fraction": 1.5}, "0 < fraction <= 1"),
+        ("secagg", {"fraction": 0.0}, "0 < fraction <= 1"),
         ("fedavg", {"fraction": 0.5, "keep": True}, "set fraction=1"),
         ("single", {"momentum": 0.9}, "local=true"),
         ("secured", {"spread": -1.0}, "spread >= 0"),

@@ -110,6 +110,8 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("dpsgd", {}, {"noise": "step", "sigma": 0.1, "batch": 2, "clip": 0.5}, 2),
     ("dpsgd", {"model": "mlp", "wires": "0-1"}, {"hidden": 8}, 4),
     ("secagg", {}, {"batch": 2, "local_steps": 2}, 4),
+    ("secagg", {"nodes": 5}, {"fraction": 0.6, "sigma": 0.1, "batch": 2, "local_steps": 2}, 3),
+    ("secagg", {}, {"fraction": 0.25}, 4),
     ("secured", {}, {}, 4),
     (
         "secured",

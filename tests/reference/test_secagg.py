@@ -140,6 +140,107 @@ def test_mu_counts_the_noise_of_all_honest_peers(who: str, honest: int) -> None:
     assert weak.mu > 1.2 * found.mu
 
 
+@pytest.mark.parametrize("mask", [0.05, 1.0, 1e4])
+@pytest.mark.parametrize("who", ["eavesdropper", "node:1", "node:1+node:3"])
+def test_mu_counts_the_peers_of_each_round(mask: float, who: str) -> None:
+    """The noise of k honest peers' y / lr has covariance sigma^2 I + m^2 (k I - J), m = mask / lr.
+
+    So a change of node i's gradient by S costs mu^2 = S^2 ((1/k) / sigma^2 + (1 - 1/k) / (sigma^2
+    + k m^2)) in each of its rounds; different subsets hide nothing from round to round.
+    """
+    case = scenario(rounds=9, sigma=0.1, clip=1.0, mask=mask, fraction=0.8, l2=0.0)
+    made = recording.plan(replace(case, nodes=5)).declared
+    corrupted = adversary(who).corrupt
+    honest = [i for i in range(5) if i not in corrupted]
+    found = {bound.node: bound.mu for bound in view_bounds(made, adversary(who), honest, 2.0)}
+    for node in honest:
+        squares = 0.0
+        for peers in made.public["active"].tolist():
+            k = len(set(peers) - set(corrupted))
+            if node in peers:
+                squares += 4.0 * (1 / k) / 0.01 + 4.0 * (1 - 1 / k) / (0.01 + k * (10 * mask) ** 2)
+        assert found[node] == pytest.approx(squares**0.5, rel=1e-9)
+
+
+def test_a_pair_hides_nothing_from_its_members() -> None:
+    """Of two peers of a round, each knows the gradient of the other, and all others their sum."""
+    case = replace(scenario(rounds=12, fraction=0.5, dtype="float64", l2=0.0), states=True)
+    trace, truth = recorded(case)
+    active = trace.public["active"]
+    task = Task.build(trace.task, dtype=torch.float64)
+    partners = {
+        int(i): (active == i).any(1) & (active == 1).any(1) for i in active.unique() if i != 1
+    }
+    found = {leak.nodes: leak for leak in la.leaks(trace, adversary("node:1"))}
+    for node, together in partners.items():
+        if not together.any():
+            continue
+        leak = found[node,]
+        clear = leak.std < 1e-9  # in other rounds, masks of unknown pairs hide it
+        row, column = leak.combination[clear].nonzero().T
+        assert row.tolist() == list(range(len(row)))
+        assert leak.rounds[column].tolist() == (1 + together.nonzero().flatten()).tolist()
+        x, y = truth.of(node)
+        assert leak.theta is not None
+        for theta, value in zip(leak.theta[column], leak.value[clear], strict=True):
+            torch.testing.assert_close(
+                value, task.gradient(theta, x.double(), y), rtol=1e-9, atol=1e-9
+            )
+
+
+def test_a_sum_over_one_of_several_groups_says_that_others_are_left_out() -> None:
+    """A leak names one group of peers; in each of its rounds, these took part and no others."""
+    trace, _ = recorded(scenario(rounds=12, fraction=0.5))
+    active = [tuple(row) for row in trace.public["active"].tolist()]
+    leaks = la.leaks(trace)
+    assert leaks
+    for leak in leaks:
+        rounds = [t for t, peers in enumerate(active, 1) if peers == leak.nodes]
+        assert leak.rounds.tolist() == rounds
+        mine = {peers for peers in active if leak.node in peers}
+        assert len(rounds) == max(active.count(peers) for peers in mine)
+        assert f"its sums with {len(mine) - 1} other group" in leak.scope
+
+
+def test_sums_over_changing_peers_isolate_peers_while_the_model_stands_still() -> None:
+    """With 0/1 rows of who takes part, of full rank: g = pinv(rows) (sums), up to lr L |w change|.
+
+    This is the leakage over several rounds of So et al. 2023.
+    """
+    constants = {"fraction": 0.5, "dtype": "float64", "lr": 1e-7, "l2": 0.0}
+    trace, truth = recorded(scenario(rounds=12, **constants))
+    task = Task.build(trace.task, dtype=torch.float64)
+    active = trace.public["active"]
+    rows = torch.zeros(12, 4, dtype=torch.float64).scatter_(1, active, 1.0)
+    assert int(torch.linalg.matrix_rank(rows)) == 4
+    shown = {leak.nodes: leak for leak in la.leaks(trace)}
+    for peers, leak in shown.items():  # a round alone shows a sum over its peers
+        assert set(peers) in [set(row) for row in active.tolist()]
+        assert leak.batch == 4
+    single = torch.linalg.pinv(rows) @ torch.stack(_sums_of(trace, lr=1e-7))
+    for node in range(4):
+        x, y = truth.of(node)
+        wanted = task.gradient(trace.public["w0"].double(), x.double(), y)
+        assert float((single[node] - wanted).norm()) < 1e-5 * float(wanted.norm())
+
+
+def _sums_of(trace: Trace, lr: float) -> list[torch.Tensor]:
+    """Return sum_{i in S_t} g_i = |S_t| (w^{t-1} - w^t) / lr of every round, from what is sent."""
+    w = trace.public["w0"].double()
+    found = []
+    for t, peers in enumerate(trace.public["active"].tolist(), 1):
+        y = {}
+        for m in trace.messages:
+            for k in (m.round == t).nonzero().flatten().tolist():
+                if m.kinds[int(m.kind[k])] == "y":
+                    y[int(m.src[k])] = m.payload[m.row[k]].double()
+        assert sorted(y) == peers
+        mean = torch.stack(list(y.values())).mean(0)
+        found.append(len(peers) * (w - mean) / lr)
+        w = mean
+    return found
+
+
 def test_a_client_of_fedavg_learns_the_sum_of_the_other_clients() -> None:
     """The server's next model minus what the client sent itself."""
     case = Scenario(victim="fedavg", nodes=4, graph="star", rounds=3, data="faces", samples=2)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from leakaudit._util.plural import named
+from leakaudit._util.plural import counted, named
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError, NotDetermined, Unexplained
@@ -258,33 +259,48 @@ class Deduction:
 
     def sums(self, node: int, gradients: int) -> tuple[ChosenRelations, list[NodeSum]]:
         """Return the relations in use, and the sums of several nodes that they determine."""
-        group = self._groups.get(node)
-        if group is None:
+        groups = self._groups.get(node, ())
+        if not groups:
             return ChosenRelations(node, self._open, (), 0, None), []
-        knowledge = self._continued(node, self._open, gradients, REACH)
+        group, *others = groups
+        knowledge = self._summing(node, gradients)
         found = [one for one in sums(knowledge, group) if tuple(one) == group]
-        return self._without_rows(node, knowledge), found[:gradients]
+        chosen = self._without_rows(node, knowledge)
+        if others:
+            unused = f"its sums with {counted(len(others), 'other group')} of nodes are not used"
+            limit = f"lower bound on what leaks: {unused}"
+            chosen = replace(chosen, limit="; ".join(filter(None, (chosen.limit, limit))))
+        return chosen, found[:gradients]
 
     @cached_property
-    def _groups(self) -> dict[int, tuple[int, ...]]:
-        """The smallest group of nodes of which a sum is determined, for each node in one.
+    def _groups(self) -> dict[int, list[tuple[int, ...]]]:
+        """The groups of nodes of which a sum is determined, for each node in one.
 
-        The first rounds show this: later ones repeat them, or only add to them.
+        The smallest comes first, and of several the one with most sums.
         """
         holders = [n for n in range(self.trace.graph.nodes) if self.base.gradients(n)]
         mine = [n for n in holders if n not in self.view.adversary.corrupt]
         if len(mine) < 2:
             return {}
-        knowledge = self._continued(mine[0], self._open, 1, REACH)
+        knowledge = self._summing(mine[0], 1)
         if len(knowledge.rows) > ROWS:
             return {}
-        groups: dict[int, tuple[int, ...]] = {}
-        for one in sums(knowledge, mine):
-            group = tuple(one)
+        counts = Counter(tuple(one) for one in sums(knowledge, mine))
+        groups = defaultdict[int, list[tuple[int, ...]]](list)
+        for group in sorted(counts, key=lambda group: (len(group), -counts[group])):
             for node in group:
-                if node not in groups or len(group) < len(groups[node]):
-                    groups[node] = group
-        return groups
+                groups[node].append(group)
+        return dict(groups)
+
+    def _summing(self, node: int, gradients: int) -> Knowledge:
+        """Return the relations in which sums are searched.
+
+        The first rounds show all groups if the others repeat them. If not, all rounds are used, if
+        they are not too many: each may sum other nodes.
+        """
+        if self._protocol.repeats or len(self._open.rows) > ROWS:
+            return self._continued(node, self._open, gradients, REACH)
+        return Knowledge(self.base, self._held, self._open.rows)
 
     def loses_noise(self, found: ChosenRelations) -> bool:
         """Return whether a sum with other nodes' gradients may contain less noise."""
@@ -296,8 +312,13 @@ class Deduction:
 
     def summed(self, node: int) -> str:
         """Say which other nodes a determined sum contains; empty if there is none."""
-        group = [other for other in self._groups.get(node, ()) if other != node]
-        return f"the sum with those of {named(group)} is determined" if group else ""
+        with_whom: list[str] = []
+        for group in self._groups.get(node, ()):
+            with_whom.append(named([other for other in group if other != node]))
+        if len(with_whom) < 2:
+            return "".join(f"the sum with those of {who} is determined" for who in with_whom)
+        some = ", of ".join(with_whom[:3]) + (", …" if len(with_whom) > 3 else "")
+        return f"sums with {len(with_whom)} groups of nodes are determined: with those of {some}"
 
     def around(self, node: int, rounds: int) -> ChosenRelations:
         """Return the relations around a node, without rows.

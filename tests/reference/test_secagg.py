@@ -207,8 +207,8 @@ def test_sums_over_changing_peers_isolate_peers_while_the_model_stands_still() -
 
     This is the leakage over several rounds of So et al. 2023.
     """
-    constants = {"fraction": 0.5, "dtype": "float64", "lr": 1e-7, "l2": 0.0}
-    trace, truth = recorded(scenario(rounds=12, **constants))
+    case = scenario(rounds=12, fraction=0.5, dtype="float64", lr=1e-7, l2=0.0)
+    trace, truth = recorded(case)
     task = Task.build(trace.task, dtype=torch.float64)
     active = trace.public["active"]
     rows = torch.zeros(12, 4, dtype=torch.float64).scatter_(1, active, 1.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import UnsetType
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -206,6 +207,7 @@ def test_a_resumed_sweep_notices_that_the_file_changed(file: Path, tmp_path: Pat
     losses = []
     for swept in (first, third):
         (point,) = swept.complete_record().sweep.points
+        assert not isinstance(point.trained, UnsetType)
         losses.append(point.trained["loss"].mean)
     assert losses[0] != losses[1]
 

@@ -127,7 +127,7 @@ def test_the_default_of_every_option_is_the_one_that_its_help_states(
     for action in one._actions:
         stated = re.search(r"\(default (.+?)[:)]", action.help or "")
         value = default_of(one, action)
-        if value in (None, False, [], "", argparse.SUPPRESS):
+        if value is None or value is False or value in ([], "", argparse.SUPPRESS):
             assert stated is None, action.dest
         else:
             assert stated is not None, action.dest

@@ -204,8 +204,7 @@ def _letter(place: int) -> str:
 
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     title = panel.title.replace(">=", "≥")
-    parts = [title] if len(title) <= NAME else title.replace(", ", ",\n", 1).split("\n")
-    place.set_ylabel("\n".join(plots.wrapped(part, NAME, most=3) for part in parts))
+    place.set_ylabel(plots.wrapped(title, NAME, most=3))
     shown = {}
     for k, line in enumerate(panel.lines):
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.

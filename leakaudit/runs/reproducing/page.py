@@ -231,7 +231,9 @@ def _values(panels: Sequence[MeasuredPanel]) -> Mapping[str, object] | None:
         return None
     headings = list(dict.fromkeys(headings))
     rows = [(name, [row.get(h, "") for h in headings]) for name, row in cells.items()]
-    note = "mean over seeds, with its 95 % interval; all values are in figure.csv"
+    seeds = max(len(line.runs) for panel in panels for line in panel.lines)
+    over = "mean over seeds, with its 95 % interval" if seeds > 1 else "one seed: no intervals"
+    note = f"{over}; all values are in figure.csv"
     return {"headings": headings, "rows": rows, "note": note}
 
 
@@ -289,7 +291,7 @@ def _first(found: Reproduced) -> Overview:
     return Overview(
         topic=f"{item.full_name}: {item.title}",
         says=found.sentence,
-        certainty=f"{certainty} {item.note}".strip(),
+        certainty=f"{certainty} {item.note[:1].upper()}{item.note[1:]}".strip(),
         level=found.level,
         badge=found.word,
         advice=advice,

@@ -227,8 +227,6 @@ READS = {
     "leakaudit/tasks/build_task.py:check_constants": TORCH,
     "leakaudit/core/trace.py:Trace.__post_init__": FORMAT,
     "leakaudit/tasks/weights.py": TYPED,
-    "leakaudit/tasks/weights.py:_parts": TYPED,
-    "leakaudit/tasks/weights.py:is_place": TYPED,
     "leakaudit/tasks/weights.py:named": TYPED,
     "leakaudit/tasks/data.py": TYPED,
     "leakaudit/tasks/data.py:_parts": TYPED,

@@ -337,7 +337,7 @@ def _changes(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
     high = {"falls": -by, "flat": by}.get(expected.rule, math.inf)
     strict = expected.rule != "flat"
     for line in lines:
-        about = f"change of {line.name}"
+        about = f"{line.name}, last minus first"
         yield _Test(about, _ends(expected, line), low, high, line.exact, strict)
 
 

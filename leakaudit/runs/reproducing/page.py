@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from leakaudit._util import separated
 from leakaudit._util.files import private_folder, replacing
-from leakaudit._util.plural import counted
+from leakaudit._util.plural import capital, counted
 from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.items import LAST, ROUND, Place
 from leakaudit.judging.papers.measured import MeasuredPanel
@@ -268,7 +268,10 @@ def _claim(row: ClaimRow) -> Mapping[str, object]:
 def _first(found: Reproduced) -> Overview:
     item = found.item
     advice: list[Advice] = []
-    if not found.plan.own_size and found.judged is not None:
+    if found.blocked:
+        data = " --data-root FOLDER" if item.data else ""
+        advice.append(("Provide what is missing.", f"{found.command}{data}"))
+    elif not found.plan.own_size and found.judged is not None:
         text = "Run it at the paper's own size."
         advice.append((text, f"leakaudit reproduce {item.argument} --scale paper"))
     if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
@@ -291,7 +294,7 @@ def _first(found: Reproduced) -> Overview:
     return Overview(
         topic=f"{item.full_name}: {item.title}",
         says=found.sentence,
-        certainty=f"{certainty} {item.note[:1].upper()}{item.note[1:]}".strip(),
+        certainty=f"{certainty} {capital(item.note)}".strip(),
         level=found.level,
         badge=found.word,
         advice=advice,

@@ -6,7 +6,7 @@ Each loads only what its own verb needs, when it is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from leakaudit.core.progress import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from torch import Generator
+    from torch import Generator, Tensor
 
     from leakaudit.core.adversary import Adversary
     from leakaudit.core.leak import Leaks
     from leakaudit.core.reconstruction import Reconstructions
-    from leakaudit.core.trace import Json, Trace, Truth
+    from leakaudit.core.trace import Json, TaskSpec, Trace, Truth
     from leakaudit.inversion.attack import Attack
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.gate.judge import GateResults as GateJudged
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from leakaudit.views.accounting.compare import Comparisons
 
 File = str | os.PathLike[str]
+Tensors: TypeAlias = "Tensor | Mapping[str, Tensor] | Iterable[Tensor]"
 Results: TypeAlias = (
     "File | Record | GateJudged | SweepOutcome | Sequence[Finding] | Sequence[Score]"
 )
@@ -95,6 +96,42 @@ def record(
         where.plan(scenario), None if path is None else Path(path), max_bytes
     )
     return recorder.trace, recorder.truth_record
+
+
+@visible
+def from_gradient(
+    gradient: Tensors,
+    weights: Tensors,
+    task: TaskSpec | Task,
+    *,
+    batch: int = 0,
+    path: File | None = None,
+) -> Trace:
+    """Make a trace of one gradient of a known model, which `leaks` and `attack` then read.
+
+    Args:
+        gradient: Gradient of the mean loss of a batch, by name of the parameter, in the order of
+            the parameters, or as one vector (d,).
+        weights: Parameters at which it was computed, in the same forms; by name, such as a
+            ``state_dict``, also the running statistics.
+        task: The model, its loss, and the shape of an input. A user's own factory is executed.
+        batch: Number of records of the batch, 0 if it is not known.
+        path: Trace file to write. None keeps the trace in memory.
+
+    Returns:
+        The trace of a server that sends the weights, and of a client that sends the gradient.
+
+    Raises:
+        LeakauditError: Names, shapes or numbers are not those of the model.
+    """
+    from leakaudit.capture import gradient as capture
+    from leakaudit.tasks.task import Task
+    from leakaudit.traces.recorder import Storage
+
+    given, start = capture.tensors_of(gradient), capture.tensors_of(weights)
+    made = task if isinstance(task, Task) else capture.built(task, start, given)
+    found = capture.vector(given, made, "gradient")
+    return capture.record(Storage(path), made, start, found, batch)
 
 
 @visible

@@ -59,12 +59,18 @@ class Options:
 
     def refuse(self, why: str) -> None:
         """Reject options of this record that differ from their defaults."""
-        flags = []
-        for name, _, how in self._declared():
-            if getattr(self, name) not in (None, False, [], how.get("default")):
-                flags.append(f"--{name.replace('_', '-')}")
+        flags = list(self._given())
         if flags:
             raise LeakauditError(f"{', '.join(flags)}: {why}")
+
+    def _given(self) -> Iterator[str]:
+        """Yield the flags of options that differ from their defaults."""
+        for name, _, how in self._declared():
+            value = getattr(self, name)
+            if isinstance(value, Options):
+                yield from value._given()
+            elif value not in (None, False, [], how.get("default")):
+                yield f"--{name.replace('_', '-')}"
 
     @classmethod
     def _declared(cls) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

@@ -7,10 +7,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from leakaudit._util.settings import resolve, size
 from leakaudit.cli._commands import Options, SharedOptions, argument, option
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from leakaudit.core.adversary import Adversary
-    from leakaudit.core.trace import Trace
+    from leakaudit.core.trace import TaskSpec, Trace
     from leakaudit.reporting.rendering.tables import Column
     from leakaudit.reporting.results.model import Record
     from leakaudit.runs.workers.executor import Executor
 
+Number = TypeVar("Number", int, float)
 INCONCLUSIVE = 3  # exit code of a result that proves nothing
 LOADING = "leakaudit: loading PyTorch ..."
 BINARY = ("pdf", "png")  # report formats that are not text
@@ -106,6 +107,52 @@ class PageOptions(Options):
     def write_json(self, values: Any, args: SharedOptions) -> None:
         """Write the output of a command as JSON."""
         self.write(json.dumps(values, indent=2) + "\n", args)
+
+
+class ModelOptions(Options):
+    """The options that describe a model and its inputs."""
+
+    model: str | None = option(
+        "trained model, see 'leakaudit list models', package.module:factory, or a "
+        "torch.export program file.pt2",
+        metavar="NAME",
+    )
+    shape: str | None = option("shape of one input, e.g. 1,25,25")
+    classes: int | None = option("number of classes", metavar="C")
+    loss: str = option(
+        "loss: cross_entropy, binary, squared or next_token",
+        default="cross_entropy",
+    )
+
+    def spec(self, args: Mapping[str, Any], **more: Any) -> TaskSpec | None:
+        """Return the task with some arguments of the model; None if no model is named."""
+        from leakaudit.core.trace import TaskSpec
+
+        if self.model is None:
+            return None
+        shape = numbers(self.shape, "--shape")
+        if shape is None or self.classes is None:
+            raise LeakauditError(
+                "--model also needs --shape (of one input) and --classes (their number)"
+            )
+        return TaskSpec(
+            self.model, dict(args), loss=self.loss, shape=shape, classes=self.classes, **more
+        )
+
+
+def numbers(
+    text: str | None, flag: str, kind: Callable[[str], Number] = int
+) -> tuple[Number, ...] | None:
+    """Parse numbers separated by commas; None if not given."""
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        whole = "whole " if kind is int else ""
+        raise LeakauditError(
+            f"{flag}: expected {whole}numbers separated by commas, got {text!r}"
+        ) from None
 
 
 def write_page(page: str | bytes, output: Path | None, args: _Addressee, *read: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import (
     INCONCLUSIVE,
     INTERRUPTED,
-    TRACE,
     ComputeOptions,
     ListenerOptions,
+    ModelOptions,
     expect_text,
     half_of_free,
     memory,
+    numbers,
     say,
     settings,
     show_json,
@@ -22,17 +24,73 @@ from leakaudit.cli._options import (
     trusting,
 )
 from leakaudit.cli.record import pairs
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
+    from leakaudit.core.trace import TaskSpec
     from leakaudit.runs.pipeline.attack_options import AttackOptions
+
+
+class _GradientOptions(Options):
+    gradient: Path | None = option(
+        "in place of a trace: a file with a gradient of --model at --weights, by parameter or in "
+        "their order (.pt, .safetensors, .npz, .npy)",
+        metavar="FILE",
+    )
+    weights: Path | None = option(
+        "file with the weights at which it was computed; a state_dict, or in the order of the "
+        "parameters",
+        metavar="FILE",
+    )
+    after: Path | None = option(
+        "in place of a gradient: the weights after one step of SGD", metavar="FILE"
+    )
+    lr: float | None = option("size of that step", metavar="LR")
+    batch: int = option("number of records of the gradient; 0: not known", default=0, metavar="N")
+    described: ModelOptions
+    arg: list[str] = option("set an argument of the model; repeatable", metavar="NAME=VALUE")
+    mean: str | None = option("the model sees (x - mean) / std: one number, or one a channel")
+    std: str | None = option("see --mean")
+    levels: int = option(
+        "255 if inputs are pixels k/255 before --mean and --std, which makes them exact",
+        default=0,
+        metavar="N",
+    )
+
+    def record(self, folder: Path, truth: str) -> Path:
+        """Write the trace of the gradient into the folder of the results."""
+        from leakaudit.capture.gradient import GradientFiles
+        from leakaudit.traces.recorder import Storage
+
+        if self.weights is None:
+            raise LeakauditError("--weights: expected the file of weights of the gradient's model")
+        if self.batch < 0:
+            raise LeakauditError(f"--batch: expected a number of records, got {self.batch}")
+        records = None if truth in ("auto", "none") else Path(truth)
+        files = GradientFiles(self.weights, self.gradient, self.after, self.lr, records)
+        path = folder / "trace.pt"
+        files.record(Storage(path), self._spec(), self.batch)
+        return path
+
+    def _spec(self) -> TaskSpec:
+        more: dict[str, Any] = {"levels": self.levels}
+        for name in ("mean", "std"):
+            given = numbers(getattr(self, name), f"--{name}", float)
+            if given is not None:
+                more[name] = given
+        spec = self.described.spec(pairs(self.arg, "--arg"), **more)
+        if spec is None:
+            raise LeakauditError("--model: expected the model of the gradient")
+        return spec
 
 
 class _Options(SharedOptions):
     settings = ("seed", "device", "threads", "output", "lpips_weights", "max_seconds")
 
-    trace: Path = TRACE
+    trace: Path | None = argument("trace file, or folder of shards", nargs="?")
     truth: str = option(
-        "truth file for scoring; auto uses the one beside the trace, none skips scoring",
+        "truth file for scoring; auto uses the one beside the trace, none skips scoring; of a "
+        "gradient, .npz with the records x and y",
         default="auto",
         metavar="FILE",
     )
@@ -67,6 +125,7 @@ class _Options(SharedOptions):
         "print the leak of each node and the attacks that apply, without attacking"
     )
     computing: ComputeOptions
+    one: _GradientOptions
 
 
 @command(
@@ -77,14 +136,12 @@ class _Options(SharedOptions):
     "reconstructions if the truth is available.",
     "leakaudit attack trace.pt -o out/",
     "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
+    "leakaudit attack --gradient g.pt --weights w.safetensors --model lenet --shape 1,28,28 "
+    "--classes 10 -o out/",
 )
 def run(args: _Options) -> int:
     """Attack, write the results and print them; return 3 if they are not conclusive."""
-    from leakaudit.reporting.findings import worst_case
-    from leakaudit.reporting.rendering import console, passages
-    from leakaudit.reporting.results import model
     from leakaudit.runs.pipeline.attack_options import AttackOptions
-    from leakaudit.runs.pipeline.attack_run import attack_file
 
     chosen = settings(args)
     for name in args.format or ():
@@ -104,14 +161,49 @@ def run(args: _Options) -> int:
         resume=args.resume,
         max_memory=args.max_memory or half_of_free(),
     )
+    if args.trace is None:
+        return _of_gradient(args, options)
+    args.one.refuse("expected without a trace, whose gradients are attacked")
+    return _attack(args, args.trace, options)
+
+
+def _of_gradient(args: _Options, options: AttackOptions) -> int:
+    """Attack the trace of a gradient, which is written beside the results."""
+    if not (args.one.gradient or args.one.after):
+        raise LeakauditError("expected a trace, or --gradient FILE with --weights and --model")
+    if args.trust_model:
+        raise LeakauditError("--trust-model: --model names the model that is executed")
+    from leakaudit.reporting.results import output_folder
+
+    folder = Path(settings(args).output)
+    options = replace(options, truth="auto", trusted=args.one.described.model or False)
+    with output_folder.ready(folder):
+        path = args.one.record(folder, args.truth)
+        code = _attack(args, path, options)
+    if code == INCONCLUSIVE and not args.one.batch:
+        say(
+            "the number of records is not stated; with --batch N, a result that is the only one "
+            "of N records is proven",
+            args,
+        )
+    return code
+
+
+def _attack(args: _Options, trace: Path, options: AttackOptions) -> int:
+    from leakaudit.reporting.findings import worst_case
+    from leakaudit.reporting.rendering import console, passages
+    from leakaudit.reporting.results import model
+    from leakaudit.runs.pipeline.attack_run import attack_file
+
+    chosen = settings(args)
     if args.dry_run:
-        plan = _dry(args.trace, options)
+        plan = _dry(trace, options)
         show_json(plan)
         return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
     executor = args.computing.executor()
     with console.shown(chosen.progress, main="nodes"):
-        done = attack_file(args.trace, folder, options, executor)
+        done = attack_file(trace, folder, options, executor)
     results = model.plain(done.record)
     shown = passages.with_passages(results, folder)
     for name in args.format or ["text"]:

@@ -159,13 +159,13 @@ class _Options(SharedOptions):
     dry_run: bool = option("print the scenario and the size of the recording, without recording")
 
 
-def pairs(texts: list[str]) -> dict[str, Any]:
+def pairs(texts: list[str], flag: str = "--set") -> dict[str, Any]:
     """Parse settings of the form NAME=VALUE."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise LeakauditError(f"--set: expected NAME=VALUE, got {text!r}")
+            raise LeakauditError(f"{flag}: expected NAME=VALUE, got {text!r}")
         found[name] = _value(value)
     return found
 

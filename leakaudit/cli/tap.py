@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting, window
+from leakaudit.cli._options import INCONCLUSIVE, numbers, say, settings, trusting, window
 from leakaudit.cli.tapped import TraceOptions
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 
@@ -264,4 +264,4 @@ def _need(limit: int, described: MessageDescription, layers: list[str] | None) -
 
 
 def _ranks(text: str | None) -> list[int] | None:
-    return None if text is None else list(tapped.numbers(text, "--ranks") or ())
+    return None if text is None else list(numbers(text, "--ranks") or ())

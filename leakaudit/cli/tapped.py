@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
-from leakaudit.cli._options import say, settings, show, size_of, trusting
+from leakaudit.cli._options import ModelOptions, say, settings, show, size_of, trusting
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -49,18 +49,8 @@ class _DescribeOptions(SharedOptions):
 
     log: Path = argument("folder of the log (trace.tap)")
     output: Path | None = option("TOML file to write (default: stdout)", "-o", metavar="FILE")
-    model: str | None = option(
-        "trained model, see 'leakaudit list models', package.module:factory, or a "
-        "torch.export program file.pt2",
-        metavar="NAME",
-    )
+    described: ModelOptions
     set: list[str] = option("set an argument of the model; repeatable", metavar="NAME=VALUE")
-    shape: str | None = option("shape of one input, e.g. 1,25,25")
-    classes: int | None = option("number of classes", metavar="C")
-    loss: str = option(
-        "loss: cross_entropy, binary, squared or next_token",
-        default="cross_entropy",
-    )
 
 
 @command(
@@ -77,13 +67,13 @@ def describe(args: _DescribeOptions) -> int:
 
     settings(args)
     from leakaudit._util.files import replacing
-    from leakaudit.capture.tap.guessing.guess import guess, named
+    from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import states
+    from leakaudit.tasks.task import Task
 
-    task = named(
-        args.model, pairs(args.set), numbers(args.shape, "--shape"), args.classes, args.loss
-    )
+    spec = args.described.spec(pairs(args.set))
+    task = None if spec is None else Task.build(spec, trusted=True)
     logs = read_logs(_folder(args.log))
     if task is not None:
         logs = states.only_trained(logs, task.layout.names)
@@ -226,15 +216,3 @@ def _folder(given: Path) -> Path:
     if given.suffix == ".pt":
         return log(given)
     return given
-
-
-def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    """Parse whole numbers separated by commas; None if not given."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise LeakauditError(
-            f"{flag}: expected whole numbers separated by commas, got {text!r}"
-        ) from None

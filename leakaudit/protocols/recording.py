@@ -20,7 +20,7 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
-from leakaudit.core.trace import CONSTANTS, RANGE, Graph, Json
+from leakaudit.core.trace import RANGE, Graph, Json
 from leakaudit.protocols import calibration, optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.calibration import Calibrated, Target
@@ -331,10 +331,9 @@ def _check_test(scenario: Scenario, source: data.Dataset) -> None:
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
-    """Draw the public values at the start: the model w0, its constants, and the schedule."""
+    """Draw the public values at the start: the model w0 and the schedule."""
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
-    constants = {f"{CONSTANTS}{name}": v for name, v in plan.task.spec.constants.items()}
-    return {"w0": plan.start(plan.random["model"]), **constants, **scheduled}
+    return {"w0": plan.start(plan.random["model"]), **scheduled}
 
 
 def opened(

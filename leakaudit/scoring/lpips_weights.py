@@ -6,24 +6,22 @@ Every key is validated, nothing is downloaded, and nothing is loaded partially.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leakaudit._util.untrusted import npz
+from leakaudit._util.untrusted import tensors
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 
 SIDES = {"alex": 31, "squeeze": 17, "vgg": 16}  # smallest side in pixels that each trunk accepts
 NO_WEIGHTS = "not measured (no weights)"
+LARGEST = 1 << 30  # bytes; the file of vgg has half of that
 _CONSTANTS = "scaling_layer."  # never read from a file
 _KEY = re.compile(r"net\.\d+\..+|lin\.\d+|scaling_layer\..+")  # of any network
 
@@ -144,47 +142,10 @@ def _canonical(key: str) -> str:
 
 def _load(path: Path) -> dict[str, Tensor]:
     """Plain tensors of a file, without a classifier's last layers, which LPIPS does not use."""
-    try:
-        if path.suffix == ".npz":
-            with npz.Npz(path) as file:
-                return {key: torch.from_numpy(file[key]) for key in file.files}
-        if zipfile.is_zipfile(path):
-            _check_stored(path)
-        state = _tensors(path)
-    except pickle.UnpicklingError:
-        raise LeakauditError(
-            f"{path}: expected LPIPS weights as .npz or .pth with tensors only, "
-            "got a damaged file or other Python objects, which are never loaded"
-        ) from None
-    except Exception as error:  # a damaged pickle raises whatever it happens to run into
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise LeakauditError(
-            f"{path}: expected LPIPS weights as .npz or .pth, could not read it: {reason}"
-        ) from None
-    if not _is_state(state):
-        raise LeakauditError(
-            f"{path}: expected a state dictionary of tensors, got {type(state).__name__}"
-        )
+    state = tensors.read(path, LARGEST, "LPIPS weights")
+    if isinstance(state, list):
+        raise LeakauditError(f"{path}: expected a state dictionary of tensors, got a list of them")
     return {key: value for key, value in state.items() if not key.startswith("classifier.")}
-
-
-def _tensors(path: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _check_stored(path: Path) -> None:
-    """Raise ValueError for a compressed file: torch writes none, and it may unpack to anything."""
-    with zipfile.ZipFile(path) as archive:
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise ValueError("it is compressed")
-
-
-def _is_state(state: object) -> bool:
-    if not isinstance(state, dict):
-        return False
-    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
 
 
 def _heads(net: str) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def read(place: str, task: Task) -> Weights:
             f"weights: cannot read {path.name} as .safetensors: {reason}"
         ) from None
     try:
-        return _fitted(given, task, sha256)
+        return fitted(given, task, sha256)
     except LeakauditError as error:
         raise LeakauditError(f"weights: {path.name}: {error}") from None
 
@@ -120,8 +120,12 @@ def _bytes(path: Path, task: Task) -> bytes:
         raise LeakauditError(f"weights: cannot read {path.name}: {error.strerror}") from None
 
 
-def _fitted(given: Mapping[str, Tensor], task: Task, sha256: str) -> Weights:
-    """Return the weights of a task's model, if the tensors are those of the model."""
+def fitted(given: Mapping[str, Tensor], task: Task, sha256: str = "") -> Weights:
+    """Return the weights of a task's model, if the tensors are those of the model.
+
+    Raises:
+        LeakauditError: Names, shapes, kind of numbers, or a number that is not finite.
+    """
     shapes = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     stored = task.module.state_dict(keep_vars=True)
     fixed = {name for name, value in task.buffers.items() if value.is_floating_point()}

@@ -23,7 +23,7 @@ from leakaudit._util.untrusted.safe_reader import STORAGES
 from leakaudit.core import mapping, registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.payload import StoredColumns
-from leakaudit.core.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
+from leakaudit.core.trace import CONSTANTS, RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.core.version import VERSION
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
@@ -164,14 +164,15 @@ class Recorder:
         # Reject what cannot be recorded, before anything is created.
         _check(self.dtype, self.kept, storage, rounds)
         self._refuse_larger(storage)
+        constants = {f"{CONSTANTS}{name}": one for name, one in self.task.constants.items()}
         self.public = {
             name: _storable(tensor(value, f"public {name}"), f"public {name}")
-            for name, value in (public or {}).items()
+            for name, value in {**(public or {}), **constants}.items()
         }
-        constants = params or {}
+        params = params or {}
         self._vocabulary: Vocabulary | None = None
         if options.check:
-            self._vocabulary = Vocabulary(protocol, constants, graph, rounds, self.public)
+            self._vocabulary = Vocabulary(protocol, params, graph, rounds, self.public)
             protocol = self._vocabulary.protocol
 
         # A copy of a trace without a number of its own receives none, because its truth has none.
@@ -188,7 +189,7 @@ class Recorder:
         # From here on, the writer owns all files.
         described = Trace(
             protocol=protocol,
-            params=constants,
+            params=params,
             task=self.task,
             graph=graph,
             layout=self.layout,
@@ -209,7 +210,7 @@ class Recorder:
             limit=storage.max_bytes,
             provenance=own,
             check=options.check,
-            samples=_samples(constants),
+            samples=_samples(params),
         )
         self._writer = RecordingWriter(
             self.path,

@@ -219,12 +219,17 @@ def warnings(trace: Trace) -> list[str]:
 
 
 def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
-    """Read the records of all nodes from an .npz file: x (s, *shape), y (s,) and node (s,)."""
+    """Read the records of all nodes from an .npz file: x (s, *shape), y (s,) and node (s,).
+
+    The nodes may be left out if there is only one.
+    """
     try:
         with npz.Npz(path) as file:
             held = {name: file[name] for name in ARRAYS if name in file.files}
     except (OSError, ValueError) as error:
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
+    if nodes == 1 and "y" in held:
+        held.setdefault("node", np.zeros(held["y"].shape, dtype=np.int64))
     missing = [name for name in ARRAYS if name not in held]
     if missing:
         raise LeakauditError(

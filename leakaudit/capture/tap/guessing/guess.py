@@ -22,8 +22,6 @@ from leakaudit.capture.tap.messages import answers, description
 from leakaudit.capture.tap.messages.description import ASK, MessageDescription
 from leakaudit.capture.tap.messages.layouts import arrangements, places
 from leakaudit.capture.tap.messages.wires import latest
-from leakaudit.core.errors import LeakauditError
-from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
 
@@ -47,27 +45,6 @@ class Guess:
     description: MessageDescription | None  # the same as a value; None if it has gaps
     # what may help if the protocol is not known, in one line; empty if nothing does
     advice: str = ""
-
-
-def named(
-    model: str | None,
-    args: Mapping[str, Any],
-    shape: tuple[int, ...] | None,
-    classes: int | None,
-    loss: str,
-) -> Task | None:
-    """Return the task that a user specifies for a guess; None if no model is given.
-
-    model: name of a model, ``package.module:factory``, or ``file.pt2``.
-    """
-    if model is None:
-        return None
-    if shape is None or classes is None:
-        raise LeakauditError(
-            "--model also needs --shape (of one input) and --classes (their number)"
-        )
-    spec = TaskSpec(model, dict(args), loss=loss, shape=shape, classes=classes)
-    return Task.build(spec, trusted=True)
 
 
 def guess(

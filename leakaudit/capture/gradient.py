@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ class GradientFiles:
     truth: Path | None = None  # .npz with the records x and y of the batch
 
     def record(self, storage: Storage, spec: TaskSpec, batch: int) -> Trace:
-        """Write the trace of the gradient.
+        """Write the trace of the gradient; 0 classes are those of the last parameter.
 
         Raises:
             LeakauditError: A file cannot be read, or does not fit the model.
@@ -47,6 +47,14 @@ class GradientFiles:
         if other is None:
             raise LeakauditError("expected --gradient FILE, or --after FILE with --lr")
         given = tensors.read(other, LARGEST, "--gradient" if self.gradient else "--after")
+        if not spec.classes:
+            if self.weights.suffix == ".safetensors":
+                raise LeakauditError(
+                    "--classes: expected the number of classes; a .safetensors file does not keep "
+                    "the order of the parameters, whose last one would show it"
+                )
+            *_, last = _each(start)
+            spec = replace(spec, classes=last.shape[0] if last.dim() else 0)
         task = built(spec, start, given)
         if self.gradient is not None:
             gradient = vector(given, task, "--gradient")
@@ -63,11 +71,15 @@ class GradientFiles:
         return record(storage, task, start, gradient, batch, truth)
 
 
+def _each(given: Tensors) -> list[Tensor]:
+    return list(given.values()) if isinstance(given, dict) else given
+
+
 def built(spec: TaskSpec, *given: Tensors) -> Task:
     """Return the task of a user's own model, in float64 if any of some numbers are."""
     dtype = torch.float32
     for some in given:
-        for one in some.values() if isinstance(some, dict) else some:
+        for one in _each(some):
             if one.dtype == torch.float64:
                 dtype = torch.float64
     return Task.build(spec, dtype=dtype, trusted=True)
@@ -91,10 +103,7 @@ def tensors_of(given: Tensor | Mapping[str, Tensor] | Iterable[Tensor]) -> Tenso
 def vector(given: Tensors, task: Task, what: str) -> Tensor:
     """Return numbers of all parameters of a task's model, (d,) in the order of its layout.
 
-    Args:
-        given: One tensor of each shape by name or in order, or one vector (d,).
-        task: The model.
-        what: What they are, for messages.
+    They are given as tensors of its shapes by name or in order, or as one vector (d,).
 
     Raises:
         LeakauditError: Names, shapes or kind of numbers are not those of the model, or a number is
@@ -159,18 +168,10 @@ def record(
     batch: int = 0,
     truth: Truth | None = None,
 ) -> Trace:
-    """Write the trace of one round: a server sends the model, its client the gradient.
+    """Write the trace of one round: a server sends the model, its client the gradient (d,).
 
-    Args:
-        storage: Where the trace is written.
-        task: The model, loss and shape of an input.
-        start: Parameters at which the gradient was computed; by name also the running statistics.
-        gradient: The gradient (d,) of the mean loss of the batch.
-        batch: Number of records of the batch, 0 if it is not known.
-        truth: Its records x (b, *shape), y (b,) and node (b,), for scores.
-
-    Returns:
-        The trace; protocol ``fedsgd``, whose optimiser is not known.
+    A start by name may have running statistics as well. A batch of 0 records: it is not known how
+    many.
 
     Raises:
         LeakauditError: The parameters are not those of the model.

@@ -124,19 +124,24 @@ class ModelOptions(Options):
         default="cross_entropy",
     )
 
-    def spec(self, args: Mapping[str, Any], **more: Any) -> TaskSpec | None:
+    def spec(
+        self, args: Mapping[str, Any], classes: int | None = None, **more: Any
+    ) -> TaskSpec | None:
         """Return the task with some arguments of the model; None if no model is named."""
         from leakaudit.core.trace import TaskSpec
 
         if self.model is None:
             return None
         shape = numbers(self.shape, "--shape")
-        if shape is None or self.classes is None:
-            raise LeakauditError(
-                "--model also needs --shape (of one input) and --classes (their number)"
-            )
+        if self.classes is not None:
+            classes = self.classes
+        if shape is None or classes is None:
+            needed = "--shape (of one input)"
+            if classes is None:
+                needed += " and --classes (their number)"
+            raise LeakauditError(f"--model also needs {needed}")
         return TaskSpec(
-            self.model, dict(args), loss=self.loss, shape=shape, classes=self.classes, **more
+            self.model, dict(args), loss=self.loss, shape=shape, classes=classes, **more
         )
 
 

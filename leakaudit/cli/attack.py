@@ -46,14 +46,15 @@ class _GradientOptions(Options):
         "in place of a gradient: the weights after one step of SGD", metavar="FILE"
     )
     lr: float | None = option("size of that step", metavar="LR")
-    batch: int = option("number of records of the gradient; 0: not known", default=0, metavar="N")
+    batch: int | None = option(
+        "number of records of the gradient (default: not known)", metavar="N"
+    )
     described: ModelOptions
     arg: list[str] = option("set an argument of the model; repeatable", metavar="NAME=VALUE")
     mean: str | None = option("the model sees (x - mean) / std: one number, or one a channel")
     std: str | None = option("see --mean")
-    levels: int = option(
-        "255 if inputs are pixels k/255 before --mean and --std, which makes them exact",
-        default=0,
+    levels: int | None = option(
+        "255 if inputs are pixels k/255 before --mean and --std, so that they can be exact",
         metavar="N",
     )
 
@@ -64,21 +65,21 @@ class _GradientOptions(Options):
 
         if self.weights is None:
             raise LeakauditError("--weights: expected the file of weights of the gradient's model")
-        if self.batch < 0:
+        if self.batch is not None and self.batch < 1:
             raise LeakauditError(f"--batch: expected a number of records, got {self.batch}")
         records = None if truth in ("auto", "none") else Path(truth)
         files = GradientFiles(self.weights, self.gradient, self.after, self.lr, records)
         path = folder / "trace.pt"
-        files.record(Storage(path), self._spec(), self.batch)
+        files.record(Storage(path), self._spec(), self.batch or 0)
         return path
 
     def _spec(self) -> TaskSpec:
-        more: dict[str, Any] = {"levels": self.levels}
+        more: dict[str, Any] = {"levels": self.levels or 0}
         for name in ("mean", "std"):
             given = numbers(getattr(self, name), f"--{name}", float)
             if given is not None:
                 more[name] = given
-        spec = self.described.spec(pairs(self.arg, "--arg"), **more)
+        spec = self.described.spec(pairs(self.arg, "--arg"), classes=0, **more)
         if spec is None:
             raise LeakauditError("--model: expected the model of the gradient")
         return spec
@@ -136,8 +137,7 @@ class _Options(SharedOptions):
     "reconstructions if the truth is available.",
     "leakaudit attack trace.pt -o out/",
     "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
-    "leakaudit attack --gradient g.pt --weights w.safetensors --model lenet --shape 1,28,28 "
-    "--classes 10 -o out/",
+    "leakaudit attack --gradient g.pt --weights w.pt --model my:net --shape 3,32,32",
 )
 def run(args: _Options) -> int:
     """Attack, write the results and print them; return 3 if they are not conclusive."""

@@ -19,7 +19,7 @@ from leakaudit.reporting.results import record_file
 from leakaudit.tasks import data
 
 SPEC = la.TaskSpec("mlp", {"hidden": 64}, shape=(1, 25, 25), classes=10, levels=255)
-TOLD = ["--model", "mlp", "--arg", "hidden=64", "--shape", "1,25,25", "--classes", "10"]
+TOLD = ["--model", "mlp", "--arg", "hidden=64", "--shape", "1,25,25"]
 BATCH = 3
 
 
@@ -85,7 +85,8 @@ def test_the_records_come_back_from_files_of_every_form(saved: Saved, form: str)
 def test_safetensors_and_npz_are_read(saved: Saved) -> None:
     save_file({k: v.contiguous() for k, v in saved.weights.items()}, "w.safetensors")
     np.savez("g.npz", **{name: value.numpy() for name, value in saved.gradient.items()})
-    found = attacked("--gradient", "g.npz", "--weights", "w.safetensors", "--batch", "3")
+    told = ["--gradient", "g.npz", "--weights", "w.safetensors", "--classes", "10"]
+    found = attacked(*told, "--batch", "3")
     assert found["certificate"]["name"] == "EXACT"
 
 
@@ -164,6 +165,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["--gradient", "g.pt", "--weights", "w.pt", *TOLD, "--batch", "-1"],
         "--batch: expected a number of records, got -1",
     ),
+    "classes": (
+        ["--gradient", "g.pt", "--weights", "w.safetensors", *TOLD],
+        "--classes: expected the number of classes",
+    ),
     "a trace as well": (
         ["t.pt", "--gradient", "g.pt", "--weights", "w.pt"],
         "--gradient, --weights: expected without a trace",
@@ -183,6 +188,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     torch.save({**saved.gradient, "layer2.bias": torch.ones(10).long()}, "whole.pt")
     torch.save(SPEC, "objects.pt")
     torch.save({"a": "b"}, "text.pt")
+    save_file({k: v.contiguous() for k, v in saved.weights.items()}, "w.safetensors")
     Path("folder.pt").mkdir()
     Path("g.csv").touch()
     words, says = BAD[case]

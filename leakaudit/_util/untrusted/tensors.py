@@ -21,12 +21,7 @@ LONGEST = 200  # characters of a reason
 
 
 def read(path: Path, most: float, what: str) -> dict[str, Tensor] | list[Tensor]:
-    """Read the tensors of a file, by name or in their order.
-
-    Args:
-        path: A file of torch (.pt, .pth, .bin), .safetensors, .npz or .npy.
-        most: Bytes that the file may have.
-        what: What it is expected to contain, for messages.
+    """Read the tensors of a file of at most so many bytes, by name or in their order.
 
     Raises:
         LeakauditError: It is no such file, is too large, or contains something else than tensors.

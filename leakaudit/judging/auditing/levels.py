@@ -121,6 +121,7 @@ def calibrated(
 
     These adversaries are the eavesdropper on all channels and each curious node.
     """
+    scenario.parts()  # it rejects a mechanism without noise
     bare = scenario.without_epsilon()
     bare = replace(bare, set={**bare.set, wanted.constant: 1.0})
     base = where.plan(bare, shared)
@@ -225,6 +226,8 @@ def _kept(
 ) -> dict[str, Setting]:
     """Return the constants of the scenario that stay: not the noise in place of an epsilon."""
     instead = {plan.constant} & {base.victim.noise_constant}
+    if constants == base.victim.noiseless:
+        instead |= {calibration.EPSILON, base.victim.noise_constant}
     kept = {}
     for name, value in plan.scenario.without_epsilon().set.items():
         if name not in constants and name not in instead:

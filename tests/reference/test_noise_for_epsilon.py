@@ -87,8 +87,7 @@ def test_a_given_epsilon_is_reached_by_noise_or_rejected(victim: str, method: st
     for constants in settings:
         try:
             made = HERE.plan(scenario(victim, method, epsilon=1.0, **constants))
-        except LeakauditError as error:
-            assert "\n" not in str(error)
+        except LeakauditError:
             continue
         declared = made.declared
         relations = made.victim.relations(made.graph, declared.rounds, declared.public)

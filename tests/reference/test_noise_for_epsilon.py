@@ -198,6 +198,14 @@ def test_what_cannot_be_found_is_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("smoothness", [None, 1.0])
+def test_a_smoothness_is_not_asked_for_where_it_does_not_help(smoothness: float | None) -> None:
+    asked = scenario("nids", "exact", epsilon=1.0, sensitivity=0.2, smoothness=smoothness)
+    with pytest.raises(LeakauditError, match="influences the models") as error:
+        HERE.plan(asked)
+    assert "smoothness" not in str(error.value)
+
+
 def test_an_epsilon_of_none_keeps_the_noise() -> None:
     for none in (None, "none"):
         made = HERE.plan(scenario("nids", epsilon=none, sigma=0.3))

@@ -343,12 +343,13 @@ def test_a_scale_that_one_value_shows_is_stated_on_its_condition() -> None:
     both = compute(trace)
     origins = {one.subject: one.origin for one in both.evidence}
     assert (both.premise, origins["rho"], origins["alpha"]) == ("", *[Origin.VERIFIED] * 2)
-    for constants, knows, premise in (
-        ({"l2": 0.05, "z0": 0.0}, frozenset[str](), "l2 = 0.05, as declared"),
+    cases: tuple[tuple[dict[str, Any], frozenset[str], str], ...] = (
+        ({"l2": 0.05, "z0": 0.0}, frozenset(), "l2 = 0.05, as declared"),
         ({"l2": 0.0, "z0": 0.0}, frozenset({"w0"}), "the initial model is the known one"),
         ({"l2": 0.0, "z0": 0.1}, frozenset({"rho"}), "rho = "),
         ({"l2": 0.0, "z0": 0.1}, frozenset({"alpha"}), "alpha = "),
-    ):
+    )
+    for constants, knows, premise in cases:
         trace, _, _ = run(1, **constants)
         found = compute(trace, knows=knows)
         assert found.premise.startswith(premise)

@@ -132,28 +132,36 @@ def _list(args: _Options) -> int:
 
 
 def _table(found: list[IndexedItem]) -> None:
+    from rich.text import Text
+
     from leakaudit.cli._options import show_table
+    from leakaudit.reporting.rendering import console
     from leakaudit.reporting.rendering.tables import Column
 
     columns = [
         Column("item"),
         Column("kind", spare=True),
         Column("title", text=True),
-        Column("state", text=True),
+        Column("state"),
         Column("data", spare=True),
         Column("last outcome"),
     ]
     rows = []
+    reasons = []
     for one in found:
         item = one.item
         state = item.state
         if state == "claims":
             state = f"claims {', '.join(map(str, item.claims))}"
         elif state == "not determined":
-            state = f"not determined: {item.missing}"
+            reasons.append(f"{item.full_name}, {state}: {item.missing}")
+        elif item.data:
+            state = "needs data"
         data = ", ".join(item.data)
         rows.append([item.full_name, item.kind, item.title, state, data, one.said])
     show_table(columns, rows)
+    for reason in reasons:
+        console.stdout().print(Text(reason))
 
 
 def _items(args: _Options) -> int:

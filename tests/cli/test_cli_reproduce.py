@@ -94,6 +94,16 @@ def test_without_an_item_all_are_listed(capsys: pytest.CaptureFixture[str], file
     assert main(["reproduce", "-q"]) == 0
     shown = capsys.readouterr().out
     assert "pdmm-thesis/appendix-fig4" in shown
+    head, *rows = shown.splitlines()
+    states = [row[head.index("state") : head.index("data")].strip() for row in rows[1:]]
+    for one, state in zip(listed, states[: len(listed)], strict=True):
+        claims = f"claims {', '.join(map(str, one['claims']))}"
+        runs = "needs data" if one["data"] else "runs"
+        assert state == {"runs": runs, "claims": claims}.get(one["state"], one["state"])
+    missing = [one for one in listed if one["missing"]]
+    for one, line in zip(missing, rows[1 + len(listed) :], strict=True):
+        assert line == f"{one['item']}, not determined: {one['missing']}"
+    assert max(map(len, rows[: 1 + len(listed)])) < 250
     assert main(["reproduce", "-q", "-f", "html"]) == 0
     assert "<h2>pdmm-thesis</h2>" in capsys.readouterr().out
 

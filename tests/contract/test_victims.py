@@ -264,7 +264,8 @@ diloco momentum=1 -> momentum < 1
 diloco bits=1 -> bits = 0 or 2 to 16
 diloco lr=1 decay=1 -> lr decay < 1
 diloco lr=3 decay=0.1 l2=1 -> lr < 2
-dkm epsilon=0 mechanism=laplace -> epsilon > 0
+dkm epsilon=0 mechanism=laplace -> number > 0
+dkm epsilon=1 mechanism=none -> adds no noise
 dkm delta=1 -> delta
 dkm alpha=1.5 -> alpha <= 1
 dkm operator=x -> gd, pgd, dr
@@ -273,13 +274,14 @@ dpadmm epsilon=1 horizon=-1 -> horizon >= 0
 dpadmm delta=1 -> delta < 1
 dpadmm batch=9 -> 4 records
 dpadmm sigma=1 epsilon=1 -> got both
+dpadmm epsilon=0 -> number > 0
 dpadmmserver delta=1 -> delta < 1
 dpadmmserver sigma=1 epsilon=1 -> got both
 dpadmmserver records=0 -> records >= 1
 dpadmmserver eta=0 -> eta
 dpnorm inner=0 -> inner >= 1
 dpnorm delta=1 -> delta < 1
-dpnorm epsilon=0 -> epsilon > 0
+dpnorm epsilon=0 -> number > 0
 dpnorm sigma=-1 -> sigma
 dpnorm resend=true -> inner=2
 dpnorm resend=true inner=2 order=random -> order=synchronous
@@ -314,6 +316,7 @@ mradmm --data=faces --model=mlp -> convex
 muffliato gossips=0 -> gossips > 0
 muffliato delta=1 -> delta < 1
 muffliato sigma=-1 -> sigma >= 0
+muffliato epsilon=0 -> number > 0
 muffliato lr=3 l2=1 -> lr < 2
 nids alphas=1,2 -> 4 positive
 nids alphas=1,2,-1,1 -> 4 positive
@@ -328,6 +331,8 @@ pdmm active=5 -> only 4 nodes
 pdmm active=2 alpha=3 -> < 2
 pdmm update=exact --data=faces --model=mlp -> convex
 pvpadmm alpha=0 perturb=dual -> alpha
+pvpadmm alpha=1 -> adds no noise
+pvpadmm epsilon=1 -> adds no noise
 pvpadmm records=0 -> records >= 1
 pvpadmm --data=faces --model=mlp -> convex
 recal tau=1.5 s=0.5 -> lower tau or s

@@ -11,6 +11,7 @@ from records import RECORDS, column, finding, record
 from leakaudit.reporting.findings.overview import overview
 from leakaudit.reporting.findings.worst_case import WorstCase, WorstOutcome, who, worst_case
 from leakaudit.reporting.results import model
+from leakaudit.reporting.results.audit_names import SENSITIVITY
 
 
 def of(*found: dict[str, Any], **changes: Any) -> WorstCase:
@@ -211,6 +212,25 @@ def test_every_overview_says_what_to_do() -> None:
         assert 1 <= len(view.advice) <= 3
         assert view.says.endswith(".")
         assert view.certainty.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"verdict": "INCONCLUSIVE", "needs": 40}, "about 40 would decide"),
+        ({"verdict": "INCONCLUSIVE", "needs": None}, "Test a smaller epsilon"),
+        ({"verdict": "INCONCLUSIVE", "needs": 10**9}, "Test a smaller epsilon"),
+        ({"verdict": "INCONCLUSIVE", "needs": None, "p": None}, "Supply what is missing"),
+        ({"verdict": "REFUTED"}, "Compute the noise"),
+        ({"verdict": "UNSUPPORTED", "test": SENSITIVITY}, "Clip gradients"),
+    ],
+)
+def test_an_audit_advises_only_what_may_help(changes: dict[str, Any], advice: str) -> None:
+    of = copy.deepcopy(RECORDS["audit"])
+    of["audit"]["verdicts"] = [{**of["audit"]["verdicts"][0], **changes}]
+    said = [text for text, _ in overview(model.of_run(of)).advice]
+    assert any(advice in text for text in said), said
+    assert ("Compute the noise" in " ".join(said)) == (changes["verdict"] == "REFUTED")
 
 
 def vectors(node: int, error: float, **changes: Any) -> dict[str, Any]:

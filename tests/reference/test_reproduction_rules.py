@@ -385,3 +385,14 @@ def test_numbers_whose_squares_overflow_have_a_mean_and_an_interval() -> None:
     assert huge.interval == pytest.approx([end * 1e300 for end in small.interval], rel=1e-12)
     assert mean([1.7e308, 1.7e308]) == SeedMean(1.7e308, (1.7e308, 1.7e308))
     assert mean([1.7e308, -1.7e308]).ends == (-math.inf, math.inf)
+
+
+def test_more_seeds_are_advised_only_if_ours_disagree() -> None:
+    split = panel(line("a", (1.0, 0.0), (0.0, 1.0)))
+    later = Expected(says="the loss falls", rule="falls", y="loss", scale="paper")
+    other = Expected(says="the loss falls", rule="falls", y="loss", lines=("b",))
+    assert rules.judge(item(expected=[FALLS]), split, "small", []).seeds_disagree
+    for expected in ([later], [FALLS, other]):
+        found = rules.judge(item(expected=expected, small="short"), split, "small", [])
+        assert found.word is Reproduction.UNDECIDED
+        assert not found.seeds_disagree

@@ -128,6 +128,13 @@ class Judged:
     shapes: tuple[TestedShape, ...] = ()
     firm: bool = True  # whether a difference is one from the paper, and not from a smaller run
 
+    @property
+    def seeds_disagree(self) -> bool:
+        """Whether more seeds may decide."""
+        outcomes = {one.outcome for one in self.numbers} | {one.outcome for one in self.shapes}
+        undecided = Outcome.UNDECIDED in outcomes and Outcome.MISSING not in outcomes
+        return self.word is Reproduction.UNDECIDED and undecided
+
 
 def in_words(ours: SeedMean) -> str:
     """Return an estimate with its interval."""

@@ -19,7 +19,6 @@ from leakaudit.judging.papers.rules import (
     MEANT,
     ComparedNumber,
     Outcome,
-    Reproduction,
     in_words,
     where,
 )
@@ -268,13 +267,15 @@ def _claim(row: ClaimRow) -> Mapping[str, object]:
 def _first(found: Reproduced) -> Overview:
     item = found.item
     advice: list[Advice] = []
+    judged = found.judged
+    known = item.numbers("paper") or item.shapes("paper")
     if found.blocked:
         data = " --data-root FOLDER" if item.data else ""
         advice.append(("Provide what is missing.", f"{found.command}{data}"))
-    elif not found.plan.own_size and found.judged is not None:
+    elif not found.plan.own_size and judged is not None and known:
         text = "Run it at the paper's own size."
         advice.append((text, f"leakaudit reproduce {item.argument} --scale paper"))
-    if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
+    if judged is not None and judged.seeds_disagree:
         seeds = max(3, 2 * len(found.plan.seeds))
         advice.append(("Run more seeds.", found.command_with(seeds)))
     facts = [

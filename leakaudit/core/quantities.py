@@ -5,6 +5,7 @@ A new quantity is one row here, and one function in `leakaudit.scoring.metrics`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
@@ -55,6 +56,7 @@ class Quantity:
     title: str = ""  # name in figures, if not that of headings
     coarse: str = ""  # format in the table of a sweep, if another
     near: str = ""  # states how close a record is, if this is the number that says it best
+    low: float | None = None  # smallest value that is possible
     high: float | None = None  # largest value that is possible
     spare: bool = False  # a column that a narrow terminal omits
     tolerance: float | None = None  # growth that a gate ignores; None if it does not measure it
@@ -94,7 +96,9 @@ def _row(words: str, meaning: str, **others: Any) -> Any:
 class Metrics(Generic[Numbers, Flags, Ranks]):
     """The rows; a class of scores has a column for each."""
 
-    mse: Numbers = _row("MSE", "mean squared error in data units", better=min, shown=NOWHERE)
+    mse: Numbers = _row(
+        "MSE", "mean squared error in data units", better=min, shown=NOWHERE, low=0.0
+    )
     psnr: Numbers = _row(
         "PSNR",
         "peak signal-to-noise ratio in dB",
@@ -105,12 +109,19 @@ class Metrics(Generic[Numbers, Flags, Ranks]):
         tolerance=1.0,
     )
     ssim: Numbers = _row(
-        "SSIM", "structural similarity", data=Data.IMAGES, high=1.0, spare=True, tolerance=0.05
+        "SSIM",
+        "structural similarity",
+        data=Data.IMAGES,
+        low=-1.0,
+        high=1.0,
+        spare=True,
+        tolerance=0.05,
     )
     lpips: Numbers = _row(
         "LPIPS",
         "perceptual distance",
         better=min,
+        low=0.0,
         data=Data.IMAGES,
         shown=EVERYWHERE & ~Place.CARD & ~Place.CURVE,
         spare=True,
@@ -120,6 +131,7 @@ class Metrics(Generic[Numbers, Flags, Ranks]):
         "|found - true| / |true|, Euclidean",
         form=".1e",
         better=min,
+        low=0.0,
         shown=EVERYWHERE & ~Place.IMAGE,
         fallback=True,
         title="relative error",
@@ -171,6 +183,30 @@ QUANTITIES: dict[str, Quantity] = {}
 for _name, _value in vars(Metrics).items():
     if isinstance(_value, Quantity):
         QUANTITIES[_name] = replace(_value, key=_name)
+
+# Quantities of a training: what it makes large, and what it makes small.
+ACCURACIES = frozenset({"accuracy", "test_accuracy", "test_accuracy_mean_model"})
+ERRORS = frozenset(
+    (
+        *("loss", "test_loss", "test_loss_mean_model", "test_error", "test_error_mean_model"),
+        *("consensus", "rmse", "rmse_nodes", "rmse_planted", "relative_error", "error"),
+    )
+)
+SHARES = frozenset({"recovered", "certified", "labels", "connected"})  # of records or of graphs
+EPSILONS = frozenset({"epsilon", "claimed_epsilon"})
+SIZES = frozenset({"norm_w", "norm_dual", "norm_lam", "moved", "plf", "messages"})
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """Return the smallest and the largest value of a quantity; infinite if it is not known."""
+    row = QUANTITIES.get(name)
+    if name in ACCURACIES | SHARES or (row is not None and row.kind == "Flag"):
+        return 0.0, 1.0
+    if name in ERRORS | EPSILONS | SIZES:
+        return 0.0, math.inf
+    low = None if row is None else row.low
+    high = None if row is None else row.high
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quantity, ...]:

@@ -183,15 +183,18 @@ def _draw(
     figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
     cells = figure.add_gridspec(len(bands), across)
-    letters = int(across * canvas.wide / LETTER)
+    letters = int(canvas.wide / LETTER)
     for row, band in enumerate(bands):
         for column, panel in enumerate(band.panels):
             place = figure.add_subplot(cells[row, column])
             place.patch.set_visible(False)
-            title = band.title if column == 0 else ""
+            title = panel.heading
+            most = letters
+            if column == 0 and band.title:
+                title, most = band.title, across * letters
             if lettered:
                 title = f"({_letter(band.first + column)}) {title}"
-            place.set_title(plots.said(title, letters))
+            place.set_title(plots.said(title, most))
             _panel(place, panel, canvas)
 
 
@@ -220,7 +223,8 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         return
     count = max(len(line.values) for line in shown.values())
     scale = _Scale.of(panel.points, panel.at or range(count), panel.numeric)
-    dodged = [line.name for line in shown.values() if any(line.intervals)]
+    # A line on an axis of numbers without names, such as rounds, stays where its numbers are.
+    dodged = [line.name for line in shown.values() if any(line.intervals) and panel.points]
     for gid, line in shown.items():
         look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
         shift = 0.0
@@ -418,7 +422,8 @@ def _line(
         # Runs are marked at different rounds, so that markers do not overlap.
         step = max(1, len(drawn) // SPARSE)
         start = look.place * step // len(plots.COLOURS)
-        artist.set_markevery(sorted({*single, *drawn[start::step]}))
+        barred = [k for k in drawn if k < len(line.intervals) and line.intervals[k] is not None]
+        artist.set_markevery(sorted({*single, *(barred or drawn[start::step])}))
     elif not style.marked and single:
         artist.set_marker("_")
         artist.set_markevery(single)

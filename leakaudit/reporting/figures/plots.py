@@ -178,6 +178,7 @@ class Panel:
     empty: str = "not measured"  # text that is shown if there is no value
     # value to which larger ones are reduced, None for none; its tick states it
     cap: float | None = None
+    heading: str = ""  # text above it, which tells it from others
 
 
 Row = tuple[str, Sequence[Panel]]  # title, and panels side by side

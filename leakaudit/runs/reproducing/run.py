@@ -29,7 +29,7 @@ from leakaudit.reporting.findings.wording import VERDICT_ORDER
 from leakaudit.reporting.results import provenance
 from leakaudit.reporting.results.cell_files import CellResult
 from leakaudit.runs.reproducing import gather
-from leakaudit.runs.reproducing.plan import ReproductionPlan
+from leakaudit.runs.reproducing.plan import ReproductionPlan, data_root
 from leakaudit.runs.sweeping.run import SweepOptions, compute, remaining
 from leakaudit.runs.sweeping.store import Store
 from leakaudit.tasks.shared import SharedData
@@ -177,7 +177,7 @@ class Reproduced:
             words.append(f"--scale {self.plan.scale}")
         if self.plan.lines or seeds > 1:
             words.append(f"--seeds {seeds}")
-        return " ".join(words)
+        return " ".join(words) + data_root(self.item, self.plan.lines)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain values; `StoredOutcome` reads a part of them."""
@@ -222,6 +222,7 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
             interval = [_plain(end) for end in one.ours.interval]
     return {
         "line": printed.line,
+        "stand_in": one.stand_in,
         "quantity": printed.y,
         "x": printed.x,
         "place": printed.place,
@@ -256,7 +257,17 @@ class ReproductionRun:
     @property
     def left(self) -> int:
         """Number of results that the same command would still compute."""
-        return sum(one.left for one in self.found if one.item.full_name not in self.blocked)
+        return sum(map(self.left_of, self.found))
+
+    @property
+    def total(self) -> int:
+        """Number of all results: cells, functions that draw, and claims."""
+        run = [plan for plan in self.plans if plan.item.full_name not in self.blocked]
+        return sum(len(plan.cells) + plan.item.drawn + len(plan.item.claims) for plan in run)
+
+    def left_of(self, one: Reproduced) -> int:
+        """Return the number of results of an item that the same command would still compute."""
+        return 0 if one.item.full_name in self.blocked else one.left
 
     def place(self, item: Item) -> Path:
         """Return the folder of an item."""

@@ -178,6 +178,69 @@ def test_a_run_that_was_killed_continues(capsys: pytest.CaptureFixture[str], fil
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+def test_an_interrupted_run_says_in_one_line_what_is_done(
+    capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leakaudit.runs.reproducing.run.compute", stop)
+    words = ["fig9.toml", "-o", "out", "--seeds", "20", "--workers", "0"]
+    assert main(["reproduce", *words]) == 130
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "2 of 40 results are computed; run the same command again" in shown.err
+    assert "38 of 40 cells: not run" in Path("out/own/fig9/index.html").read_text()
+
+
+def test_data_that_replace_those_of_the_paper_are_named_wherever_a_line_is(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = file.read_text().replace('small = "5', 'data = ["gaussians"]\nsmall = "other data, 5')
+    other = 'name = "D-PSGD"\nsmall = { scenario = { data = "classification:600,2" } }'
+    file.write_text(text.replace('name = "D-PSGD"', other, 1))
+    name = "D-PSGD (stand-in: classification:600,2)"
+    capsys.readouterr()
+    assert main(["reproduce", "fig9.toml", "-o", "out", "-q", "--workers", "0"]) == 0
+    assert f"minus {name}" in " ".join(capsys.readouterr().out.split())
+    folder = Path("out/own/fig9")
+    for written in ("index.html", "figure.csv", "table.csv", "table.tex"):
+        assert name in (folder / written).read_text()
+    record = json.loads((folder / "result.json").read_text())
+    assert record["numbers"][0]["stand_in"] == "classification:600,2"
+    assert name in record["expectations"][0]["found"]
+    page = (folder / "index.html").read_text()
+    # One line still needs the data that must be there; the other one does not.
+    assert page.count("leakaudit sweep lines/02-d-psgd-no-step.toml --data-root FOLDER") == 1
+    assert "leakaudit sweep lines/01-d-psgd.toml --data-root" not in page
+    assert "leakaudit reproduce fig9.toml --seeds 1 --data-root FOLDER" in page
+    made(capsys, "fig9.toml", "-o", "out", "--scale", "paper")
+    assert "stand-in" not in (folder / "index.html").read_text()
+
+
+def test_a_page_shows_only_what_its_runs_are_about(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+    page = Path("out/own/fig9/index.html").read_text()
+    assert "certificate" not in page
+    assert "Printed and ours" in page
+    paper = "4 cells of up to 3 nodes, 8 rounds and 200 records a node; here 2 cells of up to 3"
+    assert f"own size: {paper}" in page
+    text = file.read_text()
+    start = text.index("[[plan.printed]]")
+    text = text[:start] + text[text.index("[[plan.expected]]") :]
+    sweep = '[plan.sweep]\nattacks = ["analytic"]\n[[plan.line]]'
+    file.write_text(text.replace("[[plan.line]]", sweep, 1))
+    made(capsys, "fig9.toml", "-o", "out")
+    page = Path("out/own/fig9/index.html").read_text()
+    assert "certificate" in page
+    assert "Printed and ours" not in page
+    assert "What the paper shows" in page
+
+
 def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
     capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

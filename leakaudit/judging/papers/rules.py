@@ -2,8 +2,8 @@
 
 A test is a number for each seed and the range in which it must lie. With several seeds, the 95 %
 interval of its mean decides: inside the range it holds, outside it fails, and otherwise the seeds
-do not tell. A single seed has no interval: the number decides if the item states a margin, and
-otherwise if it is farther from the limit than seeds are likely to move it, `ONE_SEED`.
+do not tell. A single seed has no interval: its number decides if the item states how much is
+enough; a bare comparison of two numbers counts only if they are farther apart than `ONE_SEED`.
 """
 
 from __future__ import annotations
@@ -404,9 +404,8 @@ def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
                 found = max(known) - wanted if upwards else wanted - min(known)
                 missed = line.planned and len(known) < len(until)
                 values[seed] = None if missed and found < 0 else found
-        margin = _margin(expected, {0: wanted})
         about = f"{line.shown} beyond {wanted:.4g}"
-        yield _Test(about, values, low=0.0, exact=line.exact, strict=False, margin=margin)
+        yield _Test(about, values, low=0.0, exact=line.exact, strict=False)
 
 
 def _upwards(y: str, known: Sequence[float], wanted: float) -> bool:

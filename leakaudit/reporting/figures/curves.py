@@ -90,9 +90,10 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
     figures = []
     with plots.settings():
         names = _names(content, looks)
-        # Long texts stand below the panels, so that the short ones above need few lines.
-        entries = [entry for entry in names if len(entry[1]) <= SHORT]
-        meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
+        # Short names stand above the panels, in few lines; if one is long, all stand below.
+        long = any(len(text) > SHORT for _, text in names)
+        entries = [] if long else names
+        meanings = [*(names if long else ()), *_meanings(content)]
         head = _room(entries, width) + _room(meanings, width)
         for page in plots.paged(bands, lambda _: HIGH + TITLE, highest - head):
             figure = plots.empty(width, head + len(page) * (HIGH + TITLE))

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from leakaudit._util import averages
+from leakaudit._util.plural import counted
 from leakaudit.core.quantities import EPSILONS, QUANTITIES
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
@@ -49,14 +50,13 @@ def title_of(y: str) -> str:
 
 
 def troubles(plan: ReproductionPlan, results: Results) -> list[str]:
-    """Return why cells have no result, with their names."""
+    """Return why cells have no result, with their names; those that were not run are counted."""
     found = []
-    for key, cell in plan.cells.items():
-        result = results.get(key)
-        if result is None:
-            found.append(f"{cell.words}: {NOT_RUN}")
-        elif result.status != DONE:
-            found.append(f"{cell.words}: {result.says}")
+    for key, result in results.items():
+        if result.status != DONE:
+            found.append(f"{plan.cells[key].words}: {result.says}")
+    if absent := len(plan.cells) - len(results):
+        found.append(f"{absent} of {counted(len(plan.cells), 'cell')}: {NOT_RUN}")
     return found
 
 

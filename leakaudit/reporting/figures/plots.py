@@ -359,7 +359,9 @@ def said(text: str, most: int) -> str:
 
 def wrapped(text: str, letters: int, most: int = 2) -> str:
     """Return text on a few lines."""
-    lines = textwrap.wrap(clean(text), max(8, letters), max_lines=most, placeholder=" …")
+    lines = textwrap.wrap(
+        clean(text), max(8, letters), max_lines=most, placeholder=" …", break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 

@@ -1,8 +1,13 @@
-"""Numbers and lists with the right form of their noun."""
+"""Words: the right form of a noun, and the capital letter of a sentence."""
 
 from collections.abc import Sequence
 
 LISTED = 4  # most nodes that are listed one by one; a choice
+
+
+def capital(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def counted(number: int, noun: str) -> str:

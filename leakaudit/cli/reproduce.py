@@ -184,7 +184,10 @@ def _items(args: _Options) -> int:
     with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
         outcome = reproduce(args.items, Path(chosen.output), options, args.scale, args.seeds)
     _show(outcome, args)
-    return INTERRUPTED if outcome.interrupted else 0
+    if outcome.interrupted:
+        return INTERRUPTED
+    # An index of all items contains those that cannot be run here.
+    return LeakauditError.code if outcome.blocked and args.items else 0
 
 
 def _show(outcome: ReproductionRun, args: _Options) -> None:

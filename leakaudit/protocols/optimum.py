@@ -19,9 +19,7 @@ STEPS = 100_000  # of the accelerated proximal gradient method
 # optimum counts as unique: below, rounding decides where it lies.
 UNIQUE = 100.0
 NEWTON = 50  # steps; quadratic convergence reaches the rounding error in about ten
-# Largest slope at the result, in units of rounding of the first one: above, Newton's method has not
-# converged. A choice.
-SETTLED = 1e6
+CLOSE = 1e-6  # largest distance from the optimum, relative to its norm, at which it is known
 
 
 def of(problem: Problem, l1: float = 0.0) -> Tensor | None:
@@ -57,10 +55,15 @@ def _logistic(problem: Problem) -> Tensor | None:
         if torch.equal(w - step, w):
             break
         w = w - step
+    # The distance from the optimum is at most the slope, which rounding does not show below
+    # `rounding`, divided by the least curvature; l2 is the least that it can be.
+    rounding = torch.finfo(w.dtype).eps * first
+    allowed = CLOSE * w.norm()
+    if slope.norm() + rounding > allowed * task.l2:
+        least = torch.linalg.eigvalsh(curvature)[0]
+        if not slope.norm() + rounding <= allowed * least:
+            return None
     # One logit, so the layout has the weights and then the intercept, as the columns of x.
-    settled = bool(slope.norm() <= SETTLED * torch.finfo(w.dtype).eps * first)
-    if not settled:
-        return None
     return w if basis is None else basis @ w
 
 

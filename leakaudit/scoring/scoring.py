@@ -36,6 +36,7 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
         attack: Name of the attack.
         matched: Rows of the reconstruction. For a node with b records, only the first b rows can be
             matched.
+        owners: The node that owns each record, if these are the records of several nodes.
         chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
         blind_psnr: Largest PSNR in dB of `Truth.blind_guess` and one of the records; None if they
@@ -55,6 +56,7 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
     node: int
     attack: str
     matched: tuple[int | None, ...] = ()
+    owners: tuple[int, ...] = ()
     add_columns(vars(), QUANTITIES.values(), "Column | None", None)
     chance: float | None = None
     blind_psnr: float | None = None
@@ -140,6 +142,8 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
         scores["not_recovered"] = self.not_recovered
         scores["surplus"] = self.surplus
         scores["matched"] = list(self.matched)
+        if self.owners:
+            scores["owners"] = list(self.owners)
         return scores
 
 
@@ -331,6 +335,7 @@ def _score(
         nodes = (found.node,)
         x, y = x[mine], y[mine]
     size = len(x)
+    owners = truth.node[truth.owned(nodes)].tolist() if len(nodes) > 1 else ()
     guessed = guess[pairs.found]
     true = x[pairs.true]
     columns = _measure(guessed, true, records, truth, weights)
@@ -359,6 +364,7 @@ def _score(
         node=found.node,
         attack=found.attack,
         matched=_spread(pairs.found, pairs, size),
+        owners=tuple(owners),
         **{name: _spread(values, pairs, size) for name, values in columns.items()},
         chance=chance,
         blind_psnr=_blind_psnr(nodes, x, truth) if "psnr" in columns else None,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.untrusted import safetensors
-from leakaudit.core.errors import LeakauditError, brief, suggest
+from leakaudit.core.errors import LeakauditError, brief, one_line, suggest
 from leakaudit.tasks.build_task import BatchNorm, digest
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read(place: str, task: Task) -> Weights:
     try:
         given = package.torch.load(data)
     except Exception as error:  # a damaged file raises anything
-        reason = brief(str(error), 200)
+        reason = one_line(error)[:200]
         raise LeakauditError(
             f"weights: cannot read {path.name} as .safetensors: {reason}"
         ) from None
@@ -97,7 +97,10 @@ def _parts(place: str) -> tuple[Path, str | None]:
             "weights: expected FILE.safetensors or FILE.safetensors@sha256:HEX, "
             f"got {brief(place, 60)}"
         )
-    return Path(found[1]).expanduser(), found[2]
+    path = Path(found[1]).expanduser()
+    if path.exists() and not path.is_file():
+        raise LeakauditError(f"weights: expected a file, got {path.name}, which is none")
+    return path, found[2]
 
 
 def _bytes(path: Path, task: Task) -> bytes:

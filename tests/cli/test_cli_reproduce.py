@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from invoked import refused
 
@@ -77,10 +78,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def made(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+def made(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> list[dict[str, Any]]:
     """What the command says as JSON."""
     capsys.readouterr()
-    assert main(["reproduce", *words, "-q", "-f", "json", "--workers", "0"]) == 0
+    assert main(["reproduce", *words, "-q", "-f", "json", "--workers", "0"]) == code
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return found
 
@@ -264,10 +265,26 @@ def test_data_that_are_missing_are_no_result(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
     file.write_text(CURVES.replace('data = "gaussians"', 'data = "npz:none.npz"'))
-    (found,) = made(capsys, "fig9.toml", "-o", "out")
+    (found,) = made(capsys, "fig9.toml", "-o", "out", code=2)
     assert found["word"] == "NOT DETERMINED"
     assert "none.npz" in found["why"]
     assert not [*Path("out/own/fig9").glob("cells/*")]
+    page = Path("out/own/fig9/index.html").read_text()
+    assert "Provide what is missing" in page
+    assert "--scale paper" not in page
+
+
+def test_data_are_not_needed_for_results_that_are_there(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    records = np.random.default_rng(0).normal(size=(600, 2)).astype("float32")
+    labels = np.arange(600) % 2
+    np.savez("some.npz", x_train=records, y_train=labels, x_test=records, y_test=labels)
+    file.write_text(CURVES.replace('data = "gaussians"', 'data = "npz:some.npz"'))
+    (before,) = made(capsys, "fig9.toml", "-o", "out")
+    Path("some.npz").unlink()
+    (after,) = made(capsys, "fig9.toml", "-o", "out")
+    assert after["numbers"] == before["numbers"]
 
 
 def test_a_cell_that_fails_is_named_and_is_no_number(

@@ -134,6 +134,29 @@ def test_the_same_records_by_two_attacks_count_once() -> None:
     assert case.says == "Curious node 3 recovered both training images of node 0 exactly."
 
 
+def sums(*groups: tuple[int, int], scored: bool = True) -> list[dict[str, Any]]:
+    """Proven sums over two nodes with one record each."""
+    found = []
+    for node, other in groups:
+        one = batch(node, [True, True], 2, others=[other])
+        one["scores"]["owners"] = [node, other]
+        found.append(one if scored else {**one, "scores": None})
+    return found
+
+
+def test_a_record_that_several_sums_contain_counts_once() -> None:
+    case = of(*sums((0, 1), (1, 2), (0, 2)))
+    assert "recovered all 3 training images of nodes 0 to 2 exactly." in case.says
+    assert "what is in two of them belongs to a node in both" in case.certainty
+    assert "open which image" in of(*sums((0, 1), (2, 3))).certainty
+
+
+def test_without_a_truth_only_sums_without_common_nodes_count() -> None:
+    case = of(*sums((0, 1), (1, 2), (3, 4), scored=False))
+    assert "at least 4 different input images exactly" in case.says
+    assert "at least" not in of(*sums((0, 1), (2, 3), scored=False)).says
+
+
 def test_the_adversary_that_recovers_most_comes_first() -> None:
     case = of(
         batch(0, [True, False], 0, adversary="node:3"),

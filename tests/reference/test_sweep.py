@@ -230,6 +230,15 @@ def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> No
     assert merge.columns([in_a_cell(scores)], 3, -1e300).recovered == 2
 
 
+def test_a_record_of_several_sums_counts_once() -> None:
+    errors = NumberColumn(per_image=(0.0, 0.0), min=0.0, median=0.0, mean=0.0)
+    sums = []
+    for owners in [(0, 1), (1, 2)]:
+        scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1), owners=owners)
+        sums.append(in_a_cell(scores))
+    assert merge.columns(sums, 3, 20.0).recovered == 3
+
+
 def test_two_values_of_an_axis_have_two_words() -> None:
     values = [0, 1, 0.1, 1e-5, 2.5e-07, 60000, 12345, 12346, 0.12345, 0.12346, True, "ring"]
     assert len({axis_value(v) for v in values}) == len(values)

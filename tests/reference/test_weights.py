@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,14 @@ def test_places_that_cannot_be_read() -> None:
     assert missing.pinned() == missing
     with pytest.raises(LeakauditError, match=r"cannot read missing\.safetensors: No such file"):
         recording.plan(missing)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    for place in tmp_path.iterdir():
+        with pytest.raises(LeakauditError, match=r"weights: expected a file, got \w+\.safetens"):
+            replace(SMALL, weights=str(place)).pinned()
 
 
 def test_constants_of_a_strangers_trace_are_checked() -> None:

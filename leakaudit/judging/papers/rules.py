@@ -371,7 +371,8 @@ def _changes(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
         ends = _ends(expected, line)
         values = _paired(lambda a, b: b - a, *ends)
         margin = _margin(expected, *ends)
-        yield _Test(f"change of {line.shown}", values, low, high, line.exact, strict, margin)
+        about = f"{line.shown}, last minus first"
+        yield _Test(about, values, low, high, line.exact, strict, margin)
 
 
 def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:

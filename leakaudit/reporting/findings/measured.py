@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from leakaudit.reporting.results.model import (
     given,
 )
 
+Record: TypeAlias = tuple[int | tuple[int, ...], int]  # its owner or owners, and its place there
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
 HALF_ENERGY = 3.0  # dB
 CHANCE = 0.05  # largest probability with which a guess may do what an attack is credited with
@@ -35,6 +37,17 @@ def of_record(column: MaybeColumn, record: int) -> float | None:
     """Return the value of one record."""
     measured = values(column)
     return measured[record] if record < len(measured) else None
+
+
+def record_keys(scores: Scores, node: int) -> list[Record]:
+    """Name every true record of a finding by its owner and its place among the owner's records."""
+    owners = given(scores.owners, ()) or (node,) * len(scores.matched)
+    found: list[Record] = []
+    seen: Counter[int] = Counter()
+    for owner in owners:
+        found.append((owner, seen[owner]))
+        seen[owner] += 1
+    return found
 
 
 def known(column: MaybeColumn) -> list[float]:

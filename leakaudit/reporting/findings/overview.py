@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from leakaudit._util.plural import counted, named
+from leakaudit._util.plural import capital, counted, named
 from leakaudit.core.quantities import MEASURES
 from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.reporting.findings import grading
@@ -542,7 +542,7 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
         text = "make the program do what it declares"
         if pitfall is not None:
             text = pitfall.fix
-        advice.append((f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
+        advice.append((f"{capital(text)}.", "leakaudit check"))
     else:
         advice.append(
             (

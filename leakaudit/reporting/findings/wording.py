@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import UnsetType
 
-from leakaudit._util.plural import counted, listed
+from leakaudit._util.plural import capital, counted, listed
 from leakaudit.core.errors import one_line
 from leakaudit.core.quantities import MEASURES, Place, Quantity, fallbacks_last, shown, visible
 from leakaudit.core.reconstruction import Certificate
@@ -221,7 +221,7 @@ def summary(
         rest.append("the run was interrupted and is incomplete")
     rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
     worst = clean(f"{case.says} {case.certainty}")
-    more = f"{_capital(clean('; '.join(rest)))}."
+    more = f"{capital(clean('; '.join(rest)))}."
     return f"{worst} {more}"
 
 
@@ -235,7 +235,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], leak: str, complete: bool) 
     if worst is not None:
         where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
         first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}. "
-    counts = f"{_capital('; '.join(rest))}. {NO_PROOF}"
+    counts = f"{capital('; '.join(rest))}. {NO_PROOF}"
     return f"{first}{clean(leak)} {counts}" if leak else f"{first}{counts}"
 
 
@@ -281,7 +281,7 @@ def worst_leak(findings: Sequence[Finding], shape: Sequence[int]) -> tuple[str, 
         if case.outcome in RECOVERED and case.finding is not None:
             cell = given(case.finding.cell, None)
             place = point_of(None if cell is None else cell.epsilon)
-            return f"{_capital(place)}: {case.says}", case.finding
+            return f"{capital(place)}: {case.says}", case.finding
     return "No attack recovered an input at any epsilon." if findings else "", None
 
 
@@ -390,10 +390,6 @@ def sweep_counts(cells: Sequence[SweptCell], missing: int) -> str:
 def _share_recovered(point: SweepPoint) -> tuple[float, int]:
     share = point.recovered / point.records if point.records else 0.0
     return share, point.exact
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _how(finding: Finding) -> str:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
-from leakaudit._util.plural import counted, named
+from leakaudit._util.plural import capital, counted, named
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Origin
 from leakaudit.reporting.findings.measured import (
+    Record,
     best,
     harm,
     identifies,
     of_record,
+    record_keys,
     shows_record,
     values,
 )
@@ -100,12 +102,31 @@ class WorstCase:
 
 @dataclass(frozen=True)
 class _Tally:
-    """How many records of one finding were recovered exactly."""
+    """The records that findings are about, and those that were recovered exactly."""
 
-    records: int | None  # number of true records, None if it is not known
-    exact: int  # number of records that were recovered exactly
-    proven: int  # how many of these the attack certified
-    wrong: int  # number of certified records that differ from the originals
+    records: frozenset[Record] | None = frozenset()  # None if it is not known which
+    exact: frozenset[Record] = frozenset()
+    proven: frozenset[Record] = frozenset()  # those of them that the attack certified
+    wrong: frozenset[Record] = frozenset()  # certified ones that differ from the originals
+    least: bool = False  # whether more records may be exact
+
+    def __or__(self, other: _Tally) -> _Tally:
+        """Return the records of both."""
+        records = None
+        if self.records is not None and other.records is not None:
+            records = self.records | other.records
+        return _Tally(
+            records,
+            self.exact | other.exact,
+            self.proven | other.proven,
+            self.wrong | other.wrong,
+            self.least or other.least,
+        )
+
+    @property
+    def total(self) -> int | None:
+        """The number of records, if it is known."""
+        return None if self.records is None else len(self.records)
 
 
 def worst_case(
@@ -224,9 +245,8 @@ def is_outsider(adversary: str) -> bool:
 
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     """Count the records that were recovered exactly."""
-    best_of = _best_of_nodes(findings)
-    exact = sum(one.exact for _, one in best_of)
-    return exact, _total(one for _, one in best_of)
+    counts = _together(_best_of_nodes(findings))
+    return len(counts.exact), counts.total
 
 
 def parsed(adversary: str) -> Adversary | None:
@@ -248,29 +268,31 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     # The adversary that recovers most; the first of equals, which is the one that was named first.
     adversary = max(per_adversary, key=lambda name: tally(per_adversary[name])[0])
     chosen = _best_of_nodes(per_adversary[adversary])
-    exact = sum(one.exact for _, one in chosen)
-    if not exact:
+    counts = _together(chosen)
+    if not counts.exact:
         return _contradicted(findings)
-    proven = sum(one.proven for _, one in chosen)
-    wrong = sum(one.wrong for _, one in chosen)
     owners: set[int] = set()
-    for finding, _ in chosen:
+    for finding in chosen:
         owners.update(finding.nodes)
-    showing = [finding for finding, one in chosen if one.exact]
+    showing = [finding for finding in chosen if _tally(finding).exact]
     top = max(showing, key=harm)
     scored = all(finding.scores is not None for finding in showing)
     whose = named(sorted(owners))
     if scored:
-        what = f"{_share_of(exact, _total(one for _, one in chosen), noun, whose)} exactly"
+        what = f"{_share_of(len(counts.exact), counts.total, noun, whose)} exactly"
     else:
-        what = _shown_by_messages([finding for finding, _ in chosen], exact, noun, whose)
-    summed = any(len(finding.nodes) > 1 and one.proven for finding, one in chosen)
+        what = _shown_by_messages(chosen, counts, noun, whose)
+    summed = any(len(finding.nodes) > 1 and _tally(finding).proven for finding in chosen)
     premises = [EQUAL_SHARES] * summed
     if not scored and not _recomputed(showing):
         premises.append(AS_SENT)
-    certainty = _how_certain(exact, proven, wrong, premises, scored=scored)
-    certainty += _not_as_declared([finding for finding, _ in chosen])
-    if len(top.nodes) > 1:
+    certainty = _how_certain(counts, premises, scored=scored)
+    certainty += _not_as_declared(chosen)
+    if sum(len(finding.nodes) for finding in chosen) > len(owners):
+        certainty += (
+            " Only sums over nodes are known; what is in two of them belongs to a node in both."
+        )
+    elif len(top.nodes) > 1:
         certainty += (
             f" Only a sum over nodes is known, so it is open which {noun} belongs to which node."
         )
@@ -279,7 +301,7 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
         certainty,
         WorstOutcome.EXACT,
         top,
-        proven=proven == exact and not wrong,
+        proven=counts.proven == counts.exact and not counts.wrong,
     )
 
 
@@ -305,7 +327,7 @@ def refuted(record: RunRecord) -> str:
 
 
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
-    wrong = [(finding, _tally(finding).wrong) for finding in findings]
+    wrong = [(finding, len(_tally(finding).wrong)) for finding in findings]
     count = sum(one for _, one in wrong)
     if not count:
         return None
@@ -331,27 +353,27 @@ def _share_of(exact: int, total: int | None, noun: str, owners: str, kind: str =
     return f"{exact} of the {total} {kind} {noun}s of {owners}"
 
 
-def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners: str) -> str:
+def _shown_by_messages(chosen: Sequence[Finding], counts: _Tally, noun: str, owners: str) -> str:
     """Say how many inputs were recovered exactly without a truth, by what the messages show.
 
     A description says how many records there are, but only the messages show which were used.
     """
     verified = all(_origin(one, "samples") == Origin.VERIFIED.name for one in chosen)
-    total = _total(_tally(finding) for finding in chosen)
-    if verified and total is not None:
-        return f"{_share_of(exact, total, noun, owners, 'input')} exactly"
+    if verified and counts.total is not None:
+        return f"{_share_of(len(counts.exact), counts.total, noun, owners, 'input')} exactly"
     kinds = {finding.leak.kind for finding in chosen}
     kind = kinds.pop() if len(kinds) == 1 else "combination"
     determined = sum(finding.leak.rows for finding in chosen)
     explained = sum(map(_explained, chosen))
+    inputs = counted(len(counts.exact), f"different input {noun}")
     return (
-        f"{counted(exact, f'different input {noun}')} exactly, from {explained} of "
+        f"{'at least ' * counts.least}{inputs} exactly, from {explained} of "
         f"{counted(determined, f'determined {kind}')} of {owners}"
     )
 
 
 def _explained(finding: Finding) -> int:
-    certified = _tally(finding).proven
+    certified = len(_tally(finding).proven)
     if not certified:
         return 0
     rounds = given(finding.rounds, ())
@@ -388,30 +410,28 @@ def _certain_intervals(findings: Sequence[Finding]) -> str:
     return f"{AS_SENT.capitalize()}, the intervals are certain without seeing the originals."
 
 
-def _how_certain(
-    exact: int, proven: int, wrong: int, premises: Sequence[str], *, scored: bool
-) -> str:
+def _how_certain(counts: _Tally, premises: Sequence[str], *, scored: bool) -> str:
     """Say how certain exact results are, given what they assume."""
     premise = "".join(f"{one}, " for one in premises)
-    if wrong:
+    if counts.wrong:
+        wrong = counted(len(counts.wrong), "other result")
         return (
             "This was found by comparison with the originals. The attack also proves "
-            f"{counted(wrong, 'other result')} to be exact that differ from the originals. "
+            f"{wrong} to be exact that differ from the originals. "
             f"{ALTERED}, the truth is that of another run, or the attack is wrong."
         )
-    if proven == exact:
-        said = f"{premise}this is certain without seeing the originals"
-        said = said[0].upper() + said[1:]
+    if counts.proven == counts.exact:
+        said = capital(f"{premise}this is certain without seeing the originals")
         if scored:
             return f"{said}, and a comparison with them agrees."
         return (
             f"{said}: the network received exactly these inputs. There was no truth that shows "
             "whether they are records as stored."
         )
-    if proven:
-        return (
-            f"{premise}{proven} of these results are certain without seeing the originals; "
-            "the others were confirmed by comparison with them."
+    if counts.proven:
+        return capital(
+            f"{premise}{len(counts.proven)} of these results are certain without seeing the "
+            "originals; the others were confirmed by comparison with them."
         )
     return (
         "A comparison with the originals shows this; without them, the attack could not have been "
@@ -419,23 +439,34 @@ def _how_certain(
     )
 
 
-def _best_of_nodes(findings: Iterable[Finding]) -> list[tuple[Finding, _Tally]]:
-    chosen: dict[tuple[int, ...], tuple[Finding, _Tally]] = {}
+def _best_of_nodes(findings: Iterable[Finding]) -> list[Finding]:
+    chosen: dict[tuple[int, ...], Finding] = {}
     for finding in findings:
-        counts = _tally(finding)
-        before = chosen.get(finding.nodes)
-        if before is None or (counts.exact, harm(finding)) > (before[1].exact, harm(before[0])):
-            chosen[finding.nodes] = finding, counts
+        before = chosen.setdefault(finding.nodes, finding)
+        if _exact_then_harm(finding) > _exact_then_harm(before):
+            chosen[finding.nodes] = finding
     return list(chosen.values())
 
 
-def _total(tallies: Iterable[_Tally]) -> int | None:
-    total = 0
-    for one in tallies:
-        if one.records is None:
-            return None
-        total += one.records
-    return total
+def _exact_then_harm(finding: Finding) -> tuple[float, ...]:
+    return len(_tally(finding).exact), *harm(finding)
+
+
+def _together(findings: Iterable[Finding]) -> _Tally:
+    """Return the records of several findings; one that several sums contain counts once.
+
+    Without a truth, results of sums with common nodes may be the same record: only the larger sum
+    counts.
+    """
+    found = _Tally()
+    covered: set[int] = set()
+    for finding in sorted(findings, key=lambda one: len(_tally(one).exact), reverse=True):
+        tallied = _tally(finding)
+        if finding.scores is None and not covered.isdisjoint(finding.nodes):
+            tallied = _Tally(None, least=bool(tallied.exact))
+        covered.update(finding.nodes)
+        found |= tallied
+    return found
 
 
 def _tally(finding: Finding) -> _Tally:
@@ -445,9 +476,14 @@ def _tally(finding: Finding) -> _Tally:
     certified = given(finding.certified, certified)
     scores = finding.scores
     if scores is None:
-        return _Tally(finding.batch, certified, certified, 0)
-    exact = proven = wrong = 0
-    for record, row in enumerate(scores.matched):
+        records = None if finding.batch is None else _unnamed(finding, finding.batch)
+        unseen = _unnamed(finding, certified)
+        return _Tally(records, unseen, unseen)
+    keys = record_keys(scores, finding.node)
+    exact: set[Record] = set()
+    proven: set[Record] = set()
+    wrong: set[Record] = set()
+    for record, (key, row) in enumerate(zip(keys, scores.matched, strict=True)):
         if row is None:
             continue
         is_certified = row < certified
@@ -455,10 +491,18 @@ def _tally(finding: Finding) -> _Tally:
         if is_certified and not values(scores.exact):
             error = of_record(scores.relative_error, record)
             is_exact = error is not None and error <= ROUNDING
-        exact += is_exact
-        proven += is_exact and is_certified
-        wrong += is_certified and not is_exact
-    return _Tally(len(scores.matched), exact, proven, wrong)
+        if is_exact:
+            exact.add(key)
+        if is_certified and is_exact:
+            proven.add(key)
+        elif is_certified:
+            wrong.add(key)
+    return _Tally(frozenset(keys), frozenset(exact), frozenset(proven), frozenset(wrong))
+
+
+def _unnamed(finding: Finding, count: int) -> frozenset[Record]:
+    """Return some records of a finding without a truth, which says whose they are."""
+    return frozenset((finding.nodes, k) for k in range(count))
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:

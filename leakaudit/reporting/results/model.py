@@ -185,6 +185,7 @@ class Scores(
         not_recovered: Number of true records without a reconstruction.
         surplus: Number of reconstructions in excess of the true records.
         matched: For each true record, the row of the reconstruction; None if there is none.
+        owners: For each true record, the node that owns it; absent if one node owns all.
         {quantities}
     """
 
@@ -197,6 +198,7 @@ class Scores(
     not_recovered: int
     surplus: int | UnsetType = UNSET
     matched: tuple[Count | None, ...]
+    owners: tuple[Count, ...] | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------------------------

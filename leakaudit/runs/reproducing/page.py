@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from leakaudit._util import separated
 from leakaudit._util.files import private_folder, replacing
-from leakaudit._util.plural import counted
+from leakaudit._util.plural import capital, counted
 from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.items import LAST, ROUND, TERMS, Place
 from leakaudit.judging.papers.measured import MeasuredPanel
@@ -177,7 +177,7 @@ def _content(found: Reproduced) -> Mapping[str, object]:
         "lost": item.lost,
         "undetermined": item.undetermined,
         "chosen": item.chosen,
-        "note": f"{item.note[:1].upper()}{item.note[1:]}",
+        "note": capital(item.note),
         "terms": TERMS.get(item.paper, {}),
         "command": found.command,
         "files": _files(found),
@@ -280,7 +280,9 @@ def _claim(row: ClaimRow) -> Mapping[str, object]:
 def _first(found: Reproduced) -> Overview:
     item = found.item
     advice: list[Advice] = []
-    if not found.plan.own_size and found.judged is not None:
+    if found.blocked:
+        advice.append(("Provide what is missing.", found.command))
+    elif not found.plan.own_size and found.judged is not None:
         paper = plan(item, PAPER)
         text = "Run it at the paper's own size."
         if paper.size:
@@ -300,7 +302,7 @@ def _first(found: Reproduced) -> Overview:
         facts.append(("stand-in", item.stand_in))
     certainty = ""
     if found.judged is not None:
-        certainty = f"{found.judged.meant[:1].upper()}{found.judged.meant[1:]}."
+        certainty = f"{capital(found.judged.meant)}."
     partial = ""
     if found.left:
         partial = f"{counted(found.left, 'result')} missing; the same command continues."

@@ -84,6 +84,7 @@ class Reproduced:
     seconds: float  # processor time of its cells, and the time of functions and claims
     troubles: tuple[str, ...] = ()  # why cells have no result
     left: int = 0  # number of cells and claims without a result
+    blocked: str = ""  # why it cannot be run here, such as data that are missing
     versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
 
     def __repr__(self) -> str:
@@ -281,14 +282,15 @@ class ReproductionRun:
             self._refuse_links(plan.item)
         shared = SharedData()
         for plan in self.plans:
-            self._block(plan, shared)
-            if plan.item.full_name in self.blocked:
-                continue
             store = Store(self.place(plan.item))
             store.refuse_links()
+            left = remaining(plan.cells, store.statuses(plan.cells), self.options)
+            if left:
+                self._block(plan, shared)
+            if plan.item.full_name in self.blocked:
+                continue
             store.clean(plan.cells)
-            known = store.statuses(plan.cells)
-            todo += [(store, *one) for one in remaining(plan.cells, known, self.options)]
+            todo += [(store, *one) for one in left]
             total += len(plan.cells)
         try:
             compute(todo, total, self.options)
@@ -342,9 +344,9 @@ class ReproductionRun:
         troubles: list[str] = []
         left = len(item.claims) - len(claims)
         seconds = 0.0
-        if item.full_name in self.blocked:
-            why = f"it cannot be run here: {self.blocked[item.full_name]}"
-            judged = Judged(Reproduction.UNDECIDED, why)
+        blocked = self.blocked.get(item.full_name, "")
+        if blocked:
+            judged = Judged(Reproduction.UNDECIDED, f"it cannot be run here: {blocked}")
             left += len(plan.cells)
         elif item.drawn and (self.interrupted or expired()):
             judged = Judged(Reproduction.UNDECIDED, "it was not run to its end")
@@ -364,7 +366,8 @@ class ReproductionRun:
         if judged is None and item.state == "runs":
             judged = rules.judge(item, panels, plan.scale, troubles)
         seconds += time.perf_counter() - start
-        return Reproduced(plan, judged, tuple(panels), claims, seconds, tuple(troubles), left)
+        found = (judged, tuple(panels), claims, seconds, tuple(troubles), left, blocked)
+        return Reproduced(plan, *found)
 
     def _claims(self, item: Item) -> tuple[ClaimRow, ...]:
         """Return the rows of an item, evaluated now unless these versions have done it here."""

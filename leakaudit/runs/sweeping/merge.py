@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
@@ -17,6 +17,8 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, range_of, shown
 from leakaudit.reporting.figures import curves, plots, sweep_figure
+from leakaudit.reporting.findings.measured import Record, record_keys
+from leakaudit.reporting.findings.measured import values as values_of
 from leakaudit.reporting.findings.wording import sweep_headline
 from leakaudit.reporting.results import intervals, model, record_file
 from leakaudit.reporting.results.cell_files import DONE, CellFinding, CellResult
@@ -171,23 +173,35 @@ def columns(
         found = _found(getattr(one, row.key) for one in scores)
         measured[row.key] = (*found, *_missed(getattr(one, row.key) for one in both))
     if any(not isinstance(one.psnr, UnsetType) for one in scores):
-        recovered = sum(value >= psnr for value in _found(one.psnr for one in scores))
+        recovered = _records(findings, "psnr", lambda value: value >= psnr)
     else:
         # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
         largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
-        errors = _found(one.relative_error for one in scores)
-        recovered = sum(value <= largest for value in errors)
+        recovered = _records(findings, "relative_error", lambda value: value <= largest)
     return SweptColumns(
         attacked=len(findings) + len(refused),
         refused=len(refused),
         returned=sum(map(_returned, scores)),
         records=records,
         recovered=recovered,
-        exact=sum(map(bool, _found(one.exact for one in scores))),
+        exact=_records(findings, "exact", bool),
         certified=sum(one.certified for one in findings),
         labels=tuple(labels),
         **measured,
     )
+
+
+def _records(findings: Sequence[CellFinding], column: str, holds: Callable[[Number], bool]) -> int:
+    """Count the records of which a metric holds; one that several sums contain counts once."""
+    found: set[Record] = set()
+    for one in findings:
+        if one.scores is not None:
+            keys = record_keys(one.scores, one.node)
+            measured = values_of(getattr(one.scores, column))
+            for key, value in zip(keys, measured, strict=False):
+                if value is not None and holds(value):
+                    found.add(key)
+    return len(found)
 
 
 def _returned(scores: Scores) -> int:

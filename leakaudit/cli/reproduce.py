@@ -203,7 +203,7 @@ def _show(outcome: ReproductionRun, args: _Options) -> None:
         _print((outcome.folder / page.PAGE).read_text(encoding="utf-8"))
     else:
         for one in found:
-            if not outcome.left_of(one):
+            if one.blocked or not one.left:
                 _say_item(one)
     written = outcome.folder
     if len(found) == 1:

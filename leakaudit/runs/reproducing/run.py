@@ -258,17 +258,13 @@ class ReproductionRun:
     @property
     def left(self) -> int:
         """Number of results that the same command would still compute."""
-        return sum(map(self.left_of, self.found))
+        return sum(one.left for one in self.found if not one.blocked)
 
     @property
     def total(self) -> int:
         """Number of all results: cells, functions that draw, and claims."""
-        run = [plan for plan in self.plans if plan.item.full_name not in self.blocked]
-        return sum(len(plan.cells) + plan.item.drawn + len(plan.item.claims) for plan in run)
-
-    def left_of(self, one: Reproduced) -> int:
-        """Return the number of results of an item that the same command would still compute."""
-        return 0 if one.item.full_name in self.blocked else one.left
+        run = [one for one in self.found if not one.blocked]
+        return sum(len(one.plan.cells) + one.item.drawn + len(one.item.claims) for one in run)
 
     def place(self, item: Item) -> Path:
         """Return the folder of an item."""

@@ -230,6 +230,9 @@ def test_a_page_shows_only_what_its_runs_are_about(
     assert "Printed and ours" in page
     paper = "4 cells of up to 3 nodes, 8 rounds and 200 records a node; here 2 cells of up to 3"
     assert f"own size: {paper}" in page
+    words = ["fig9.toml", "-o", "out", "--scale", "paper", "--workers", "0"]
+    assert main(["reproduce", *words]) == 0
+    assert "own/fig9: 4 cells of up to 3 nodes" in capsys.readouterr().err
     text = file.read_text()
     start = text.index("[[plan.printed]]")
     text = text[:start] + text[text.index("[[plan.expected]]") :]

@@ -23,6 +23,7 @@ from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers import items
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
+from leakaudit.reporting.figures import curves
 from leakaudit.runs.reproducing import picture
 
 CURVES = """
@@ -351,6 +352,30 @@ def test_a_figure_shows_shares_from_zero_to_one_and_caps_psnr() -> None:
     assert decibels.lines[0].intervals[0] in (None, (60.0, 60.0))
     assert (shares.low, shares.high) == (0.0, 1.0)
     assert picture.SMALL not in picture.content([exact], 1, own_size=True).note
+
+
+def test_bars_and_markers_of_curves_stand_at_the_same_rounds_and_those_of_lines_apart() -> None:
+    rounds = tuple(range(13))
+    runs = {seed: tuple(0.5 + 0.01 * seed for _ in rounds) for seed in range(3)}
+    lines = [MeasuredLine(name, rounds, runs) for name in ("a", "b", "c")]
+    panel = MeasuredPanel("accuracy", "accuracy", "round", lines)
+    content = picture.content([panel], 3, own_size=True)
+    ((_, (made,)),) = content.rows
+    barred = [{k for k, one in enumerate(line.intervals) if one} for line in made.lines]
+    assert all(barred)
+    assert not barred[0] & barred[1] | barred[1] & barred[2] | barred[0] & barred[2]
+    (place,) = curves.on_screen(content).axes
+    for k, at in enumerate(barred):
+        (drawn,) = [line for line in place.get_lines() if line.get_gid() == f"line{k}"]
+        xdata, markers = np.asarray(drawn.get_xdata()), drawn.get_markevery()
+        assert xdata.tolist() == [*rounds]  # no line is moved sideways
+        assert isinstance(markers, list)
+        assert {*markers} == at
+    # On an axis of names, every place has its bar, and lines are set apart.
+    three = [MeasuredLine(name, (1, 2, 4), {0: (0.5,) * 3, 1: (0.6,) * 3}) for name in "ab"]
+    few = MeasuredPanel("accuracy", "accuracy", "epsilon", three)
+    ((_, (made,)),) = picture.content([few], 3, own_size=True).rows
+    assert all(all(line.intervals) for line in made.lines)
 
 
 def test_an_item_begins_with_the_entries_of_the_one_that_it_is_like(tmp_path: Path) -> None:

@@ -109,7 +109,10 @@ def _line(
     values: list[float | None] = []
     intervals: list[Interval | None] = []
     every = max(1, len(places) // BARS)
-    first = number * every // len(panel.lines)  # lines have their bars at different places
+    first = 0
+    if style == "run":  # lines have their bars at different places, as they are not set apart
+        every = max(every, min(len(panel.lines), len(places) // 2))
+        first = number * every // len(panel.lines)
     for n, place in enumerate(places):
         k = where.get(place)
         found = None if k is None else panel.estimate(line, k)

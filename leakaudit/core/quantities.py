@@ -56,7 +56,6 @@ class Quantity:
     title: str = ""  # name in figures, if not that of headings
     coarse: str = ""  # format in the table of a sweep, if another
     near: str = ""  # states how close a record is, if this is the number that says it best
-    low: float | None = None  # smallest value that is possible
     high: float | None = None  # largest value that is possible
     spare: bool = False  # a column that a narrow terminal omits
     tolerance: float | None = None  # growth that a gate ignores; None if it does not measure it
@@ -96,9 +95,7 @@ def _row(words: str, meaning: str, **others: Any) -> Any:
 class Metrics(Generic[Numbers, Flags, Ranks]):
     """The rows; a class of scores has a column for each."""
 
-    mse: Numbers = _row(
-        "MSE", "mean squared error in data units", better=min, shown=NOWHERE, low=0.0
-    )
+    mse: Numbers = _row("MSE", "mean squared error in data units", better=min, shown=NOWHERE)
     psnr: Numbers = _row(
         "PSNR",
         "peak signal-to-noise ratio in dB",
@@ -109,19 +106,12 @@ class Metrics(Generic[Numbers, Flags, Ranks]):
         tolerance=1.0,
     )
     ssim: Numbers = _row(
-        "SSIM",
-        "structural similarity",
-        data=Data.IMAGES,
-        low=-1.0,
-        high=1.0,
-        spare=True,
-        tolerance=0.05,
+        "SSIM", "structural similarity", data=Data.IMAGES, high=1.0, spare=True, tolerance=0.05
     )
     lpips: Numbers = _row(
         "LPIPS",
         "perceptual distance",
         better=min,
-        low=0.0,
         data=Data.IMAGES,
         shown=EVERYWHERE & ~Place.CARD & ~Place.CURVE,
         spare=True,
@@ -131,7 +121,6 @@ class Metrics(Generic[Numbers, Flags, Ranks]):
         "|found - true| / |true|, Euclidean",
         form=".1e",
         better=min,
-        low=0.0,
         shown=EVERYWHERE & ~Place.IMAGE,
         fallback=True,
         title="relative error",
@@ -190,6 +179,7 @@ ERRORS = frozenset(
     (
         *("loss", "test_loss", "test_loss_mean_model", "test_error", "test_error_mean_model"),
         *("consensus", "rmse", "rmse_nodes", "rmse_planted", "relative_error", "error"),
+        *("mse", "lpips"),
     )
 )
 SHARES = frozenset({"recovered", "certified", "labels", "connected"})  # of records or of graphs
@@ -204,9 +194,8 @@ def range_of(name: str) -> tuple[float, float]:
         return 0.0, 1.0
     if name in ERRORS | EPSILONS | SIZES:
         return 0.0, math.inf
-    low = None if row is None else row.low
-    high = None if row is None else row.high
-    return -math.inf if low is None else low, math.inf if high is None else high
+    high = math.inf if row is None or row.high is None else row.high
+    return -high, high  # SSIM reaches from -1 to 1
 
 
 def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quantity, ...]:

@@ -138,11 +138,8 @@ class Judged:
             return MEANT[self.word]
         says = "a printed number is missed, or something that the paper shows is not seen"
         if self.firm:
-            return f"{says}, in runs of the paper's own size with its data"
-        return (
-            f"{says} in these runs; they have one seed, a smaller size or other data than the "
-            "paper's, and alone say nothing about the paper yet"
-        )
+            return says
+        return f"{says} in these runs; alone, they say nothing about the paper yet"
 
 
 def in_words(ours: SeedMean) -> str:

@@ -21,7 +21,6 @@ from leakaudit.runs.sweeping.store import StoredPlan
 SMALL = "small"
 PAPER = "paper"
 SCALES = (SMALL, PAPER)
-DATA_ROOT = " --data-root FOLDER"  # where a user has data sets
 MOST_SEEDS = 1000  # of one item, a choice
 
 
@@ -69,15 +68,13 @@ class ReproductionPlan:
     @property
     def size(self) -> str:
         """How much is computed, in words; empty for an item without cells."""
-        scenarios = [cell.scenario for cell in self.cells.values()]
-        if not scenarios:
+        run = [cell.scenario for cell in self.cells.values()]
+        if not run:
             return ""
-        parts = []
-        for name, noun in (("nodes", "node"), ("rounds", "round"), ("samples", "record")):
-            parts.append(counted(max(getattr(one, name) for one in scenarios), noun))
-        nodes, rounds, records = parts
-        cells = counted(len(scenarios), "cell")
-        return f"{cells} of up to {nodes}, {rounds} and {records} a node"
+        nodes = counted(max(one.nodes for one in run), "node")
+        rounds = counted(max(one.rounds for one in run), "round")
+        records = counted(max(one.samples for one in run), "record")
+        return f"{counted(len(run), 'cell')} of up to {nodes}, {rounds} and {records} a node"
 
     @property
     def own_size(self) -> bool:
@@ -131,7 +128,7 @@ def _seeds(wanted: ItemPlan, scale: str) -> int:
 
 def data_root(item: Item, lines: Iterable[LinePlan]) -> str:
     """Return the option for the folder of data, empty if no line needs data that must be there."""
-    return DATA_ROOT if any(line.data & {*item.data} for line in lines) else ""
+    return " --data-root FOLDER" * any(line.data & {*item.data} for line in lines)
 
 
 def _line(

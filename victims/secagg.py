@@ -58,7 +58,8 @@ class SecAgg(SimulatedVictim):
     }
     leaks_what: ClassVar[str] = (
         "the sum of all peers' gradients, to everybody; "
-        "a single gradient only to a coalition of all other peers"
+        "a single gradient to a coalition of all other peers, and with a fraction below 1 to "
+        "everybody, if a peer is alone in a round or sums of rounds isolate it"
     )
     separable: ClassVar[bool] = True
     lr: float = param(0.1, "local step size", "eta")

@@ -69,17 +69,24 @@ def _least_squares(problem: Problem, l1: float) -> Tensor | None:
     x, y = _rows(problem)
     if x.shape[1] > LARGEST:
         return None
-    h = x.T @ x / len(x)
-    h.diagonal().add_(task.l2)
-    c = x.T @ y / len(x)
-    values = torch.linalg.eigvalsh(h)
-    if not values[0] > 0:
+    # In units in which every column has curvature 1, with v = scale w.
+    scale = (x.square().mean(0) + task.l2).sqrt()[:, None]
+    if not bool((scale > 0).all()):
         return None
-    w = torch.linalg.solve(h, c)
+    x = x / scale.T
+    h = x.T @ x / len(x) + torch.diag(task.l2 / scale[:, 0].square())
+    c = x.T @ y / len(x)
+    curvatures = torch.linalg.eigvalsh(h)
+    if not curvatures[0] > 0:
+        return None
+    v = torch.linalg.solve(h, c)
+    by = l1 / scale
     if l1:
-        w = _polished(h, c, l1, _shrunk(h, c, l1, w))
-    slope = x.T @ (x @ w - y) / len(x) + task.l2 * w
-    if not _is_close(w, _subgradient(slope, w, l1), values[-1] * w.norm(), values[0]):
+        v = _polished(h, c, by, _shrunk(h, c, by, v, float(curvatures[-1])))
+    w = v / scale
+    slope = _subgradient(x.T @ (x @ v - y) / len(x) + task.l2 * w / scale, v, by)
+    least = curvatures[0] * scale.min()  # a distance from w is at most that from v / least scale
+    if not _is_close(w, slope, curvatures[-1] * v.norm(), least):
         return None
     # The layout has the weights by output, and then the intercepts.
     width = task.layout.slices[task.layout.names[0]].stop // w.shape[1]
@@ -95,9 +102,9 @@ def _is_close(w: Tensor, slope: Tensor, size: Tensor, least: Tensor | float) -> 
     return bool(slope.norm() + hidden <= CLOSE * least * w.norm())
 
 
-def _subgradient(slope: Tensor, w: Tensor, l1: float) -> Tensor:
-    """Return the smallest subgradient of the loss plus l1 |w|_1."""
-    return torch.where(w == 0, shrink(slope, l1), slope + l1 * w.sign())
+def _subgradient(slope: Tensor, v: Tensor, by: Tensor) -> Tensor:
+    """Return the smallest subgradient of the loss plus by' |v|."""
+    return torch.where(v == 0, shrink(slope, by), slope + by * v.sign())
 
 
 def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -110,18 +117,15 @@ def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _shrunk(h: Tensor, c: Tensor, l1: float, w: Tensor) -> Tensor:
-    """Minimise tr(w' h w)/2 - tr(c' w) + l1 |w|_1 by accelerated proximal steps with restarts.
+def _shrunk(h: Tensor, c: Tensor, by: Tensor, w: Tensor, largest: float) -> Tensor:
+    """Minimise tr(w' h w)/2 - tr(c' w) + by' |w| by accelerated proximal steps with restarts.
 
-    The columns are scaled to curvature 1. The iteration ends where a step changes nothing.
+    The iteration ends where a step changes nothing.
     """
-    scale = h.diagonal().sqrt()[:, None]
-    h, c, w = h / scale / scale.T, c / scale, w * scale
-    largest = torch.linalg.eigvalsh(h)[-1]
     v = w
     pace = 1.0
     for _ in range(STEPS):
-        new = shrink(v - (h @ v - c) / largest, l1 / largest / scale)
+        new = shrink(v - (h @ v - c) / largest, by / largest)
         if torch.equal(new, w):
             break
         if float(((v - new) * (new - w)).sum()) > 0:
@@ -133,14 +137,14 @@ def _shrunk(h: Tensor, c: Tensor, l1: float, w: Tensor) -> Tensor:
             pace = following
         v = new + step * (new - w)
         w = new
-    return w / scale
+    return w
 
 
-def _polished(h: Tensor, c: Tensor, l1: float, w: Tensor) -> Tensor:
+def _polished(h: Tensor, c: Tensor, by: Tensor, w: Tensor) -> Tensor:
     """Solve for the numbers that are not zero, with the signs that they have."""
     found = w.clone()
     for k in range(w.shape[1]):
         used = w[:, k] != 0
-        signs = w[used, k].sign()
-        found[used, k] = torch.linalg.solve(h[used][:, used], c[used, k] - l1 * signs)
+        shift = by[used, 0] * w[used, k].sign()
+        found[used, k] = torch.linalg.solve(h[used][:, used], c[used, k] - shift)
     return found.where(found.sign() == w.sign(), w)

@@ -118,7 +118,7 @@ class GradInversion(Attack):
     file: str = param(
         "",
         "npz file of the victim's batch statistics: arrays LAYER.mean and LAYER.var, with the "
-        "biased variance, of each batch normalisation layer",
+        "unbiased variance, of each batch normalisation layer",
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:

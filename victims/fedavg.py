@@ -80,7 +80,7 @@ class FedAvg(SimulatedVictim):
             samples=self.samples,
         )
         _ = self._optimiser
-        within_one("fedavg", self.fraction)
+        within_one("fedavg", fraction=self.fraction, bn_momentum=self.bn_momentum)
         if self.fraction < 1 and self.keep:
             raise LeakauditError(
                 "fedavg: keep=true needs clients that take part in every round; set fraction=1"

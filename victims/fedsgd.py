@@ -63,7 +63,7 @@ class FedSGD(SimulatedVictim):
         above("fedsgd", lr=self.lr)
         least("fedsgd", decay=self.decay, clip=self.clip, sigma=self.sigma)
         _ = self._optimiser
-        within_one("fedsgd", self.fraction)
+        within_one("fedsgd", fraction=self.fraction, bn_momentum=self.bn_momentum)
 
     @property
     def stationary(self) -> bool:

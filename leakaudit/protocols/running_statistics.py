@@ -32,7 +32,7 @@ SENDS: Mapping[str, str] = {
 
 
 def check(victim: str, task: Task, momentum: float, clip: float) -> None:
-    """Reject a task whose running statistics cannot be sent."""
+    """Reject a run whose running statistics cannot be sent."""
 
     def refuse(why: str) -> None:
         raise LeakauditError(f"{victim}: buffers=true {why}")
@@ -45,6 +45,8 @@ def check(victim: str, task: Task, momentum: float, clip: float) -> None:
     for name, layer in layers:
         if layer.running_mean is not None:
             refuse("needs bn=train; with bn=eval, running statistics are constants")
+        if layer.momentum is None:
+            refuse(f"needs a momentum, but layer {name} averages all batches (momentum=None)")
         if layer.momentum != momentum:
             refuse(f"needs bn_momentum={layer.momentum}, that of layer {name}, got {momentum:g}")
         if not {f"{name}.weight", f"{name}.bias"} <= {*task.layout.names}:
@@ -62,22 +64,25 @@ def start(task: Task) -> Tensor:
 def of_layers(
     layout: Layout, columns: tuple[int, int], began: Tensor, value: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return mean and variance (c,) by layer.
+    """Return mean and variance (k,) by layer; layers that are recorded in part are omitted.
 
     Args:
-        columns: The columns (start, stop) of `value`; layers that they contain in part are omitted.
-        began: The running statistics `START` (d,), whose variances of 1 tell which layers have any.
+        columns: The recorded columns (start, stop), c = stop - start.
+        began: The running statistics `START` (c,), whose variances of 1 tell which layers have any.
+        value: Statistics (c,).
     """
     found = {}
     first, stop = columns
-    for name, var in layout.slices.items():
+    for name, of_bias in layout.slices.items():
         layer = name.removesuffix(".bias")
-        mean = layout.slices.get(f"{layer}.weight")
-        if mean is None or layer == name or not bool((began[var] == 1).all()):
+        of_weight = layout.slices.get(f"{layer}.weight")
+        if layer == name or of_weight is None:
             continue
-        if first <= min(mean.start, var.start) and max(mean.stop, var.stop) <= stop:
-            both = [value[at.start - first : at.stop - first] for at in (mean, var)]
-            found[layer] = (both[0], both[1])
+        if min(of_weight.start, of_bias.start) < first or max(of_weight.stop, of_bias.stop) > stop:
+            continue
+        mean, var = (slice(at.start - first, at.stop - first) for at in (of_weight, of_bias))
+        if bool((began[var] == 1).all()):
+            found[layer] = (value[mean], value[var])
     return found
 
 

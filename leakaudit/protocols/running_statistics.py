@@ -125,11 +125,9 @@ def declare(
     momentum: float,
     steps: int = 1,
 ) -> Expression:
-    """Declare the exchange of a round, and return the running statistics of the server after it.
+    """Declare the exchange of a round in which each client takes some steps.
 
-    Args:
-        running: Those of the server before it.
-        steps: Batches of each client in the round.
+    Return the running statistics of the server after it; `running` are those before it.
     """
     m = decimal(momentum)
     down = p.send(server, clients, running, "running")

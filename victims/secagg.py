@@ -73,7 +73,7 @@ class SecAgg(SimulatedVictim):
     def __post_init__(self) -> None:
         above("secagg", lr=self.lr, local_steps=self.local_steps, mask=self.mask)
         least("secagg", batch=self.batch, clip=self.clip, sigma=self.sigma)
-        within_one("secagg", self.fraction)
+        within_one("secagg", fraction=self.fraction)
 
     @property
     def stationary(self) -> bool:

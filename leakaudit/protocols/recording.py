@@ -334,7 +334,8 @@ def public(plan: Plan) -> dict[str, Tensor]:
     """Draw the public values at the start: the model w0, its constants, and the schedule."""
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
     constants = {f"{CONSTANTS}{name}": v for name, v in plan.task.spec.constants.items()}
-    return {"w0": plan.start(plan.random["model"]), **constants, **scheduled}
+    began = plan.victim.began(plan.task)
+    return {"w0": plan.start(plan.random["model"]), **constants, **began, **scheduled}
 
 
 def opened(

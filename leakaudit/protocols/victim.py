@@ -180,6 +180,10 @@ class Victim(ABC):
         """
         return {}
 
+    def began(self, task: Task) -> Mapping[str, Tensor]:
+        """Return public tensors at the start, by name, that depend on the model but not on w0."""
+        return {}
+
     @abstractmethod
     def run(
         self,

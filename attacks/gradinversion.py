@@ -31,6 +31,7 @@ from leakaudit.inversion.search.local_training import Local
 from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.inversion.search.priors import Statistics
+from leakaudit.tasks import batch_norm
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -117,7 +118,7 @@ class GradInversion(Attack):
     file: str = param(
         "",
         "npz file of the victim's batch statistics: arrays LAYER.mean and LAYER.var, with the "
-        "biased variance, of each batch normalisation layer",
+        "unbiased variance, of each batch normalisation layer",
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
@@ -175,7 +176,7 @@ class GradInversion(Attack):
 
         best = min([*(run.point[0] for run in runs), *middle], key=value)
         residual: Residual = partial(local_training.misfit, precise, task, local, y=y)
-        if not known and priors.normalises(task):
+        if not known and batch_norm.normalises(task):
             told = "no batch statistics to compare with; "
         if shown is not None:
             best = _settled(best.double(), residual, task)
@@ -196,7 +197,7 @@ class GradInversion(Attack):
 
     def _shown(self, precise: Target, task: Task, local: Local) -> LayerInputs | None:
         """Return the inputs of a layer that its gradient reveals, if they are to be compared."""
-        if not (self.layers and local.steps == 1 and priors.normalises(task)):
+        if not (self.layers and local.steps == 1 and batch_norm.normalises(task)):
             return None
         return convolution_patches.read(
             task, precise.theta[0], precise.value[0], precise.columns, local.samples
@@ -214,7 +215,7 @@ class GradInversion(Attack):
         """Return all terms except the agreement of the searches."""
         loss = local_training.l2(target, task, local, x, y) + self._smooth(x)
         if known and self.bn:
-            own = priors.batch_statistics(task, target.theta[0], x)
+            own = batch_norm.batch_statistics(task, target.theta[0], x)
             return loss + self.bn * priors.apart(own, known)
         return loss
 
@@ -285,7 +286,7 @@ def _read(file: str, task: Task) -> Statistics:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise LeakauditError(f"gradinversion: file {file} cannot be read: {error}") from None
     found: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, size in priors.normalisations(task).items():
+    for name, size in batch_norm.normalisations(task).items():
         mean, var = (stored.get(f"{name}.{which}") for which in ("mean", "var"))
         fits = all(
             one is not None and one.shape == (size,) and one.dtype.kind == "f"
@@ -307,8 +308,8 @@ def _seen(
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
     """Return the inputs of layers up to the one that is shown, and the statistics among them."""
     names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
-    seen = priors.inputs(task, theta, x, names, last=shown.layer.name)
-    return seen, {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
+    seen = batch_norm.inputs(task, theta, x, names, last=shown.layer.name)
+    return seen, {n: batch_norm.of_batch(seen[n]) for n in known or () if n in seen}
 
 
 def _of_layer(

@@ -40,7 +40,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.search import priors
 from leakaudit.inversion.search.priors import Statistics
-from leakaudit.tasks import data
+from leakaudit.tasks import batch_norm, data
 from leakaudit.tasks.data import Dataset
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.task import Task
@@ -330,7 +330,7 @@ def batch(
                 assert leak.theta is not None
                 known = {
                     n: (m.detach(), v.detach())
-                    for n, (m, v) in priors.batch_statistics(task, leak.theta[0], x).items()
+                    for n, (m, v) in batch_norm.batch_statistics(task, leak.theta[0], x).items()
                 }
                 start = time.process_time()
                 found = attacked(

@@ -67,6 +67,7 @@ COLUMNS = {
     "ceilings": (
         *(_EPSILON, _Column("adversary", "adversary"), _Column("chance", "probability", "share")),
         *(_Column("psnr", "PSNR, dB", "value"), _Column("ssim", "SSIM", "value")),
+        _Column("nodes", "nodes"),
     ),
     "views": (
         *(_EPSILON, _NODE, _Column("adversary", "adversary"), _Column("mu", r"$\mu$", "value")),

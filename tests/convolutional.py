@@ -1,6 +1,8 @@
-"""Small convolutional networks that are not among the models of leakaudit."""
+"""Small networks, most of them convolutional, that are not among the models of leakaudit."""
 
 from __future__ import annotations
+
+import math
 
 from torch import nn
 
@@ -56,3 +58,10 @@ def maximum(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(16, classes),
     )
+
+
+def normalised_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Batch normalisation between two fully connected layers."""
+    inputs = math.prod(shape)
+    layers = (nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Sigmoid(), nn.Linear(4, classes))
+    return nn.Sequential(nn.Flatten(), *layers)

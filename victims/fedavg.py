@@ -13,8 +13,10 @@ from torch import Generator, Tensor
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
+from leakaudit.protocols import running_statistics
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
 from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.protocols.running_statistics import RunningStatistics
 from leakaudit.protocols.schedules import clients, draw_clients, listed, most_of, within_one
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, Turns
@@ -38,6 +40,7 @@ class FedAvg(SimulatedVictim):
     sends: ClassVar[Mapping[str, str]] = {
         "w": "model of the server",
         "up": "model of a client after its local steps",
+        **running_statistics.SENDS,
     }
     leaks_what: ClassVar[str] = (
         "every gradient, (w - w_i) / lr; of several local steps, their weighted sum"
@@ -61,6 +64,8 @@ class FedAvg(SimulatedVictim):
         "mean", "how the server combines models; unknown for recordings of other programs"
     )
     fraction: float = param(1.0, "share of the clients that take part in a round, random", "C")
+    buffers: bool = param(False, "also send the running statistics of batch normalisation")
+    bn_momentum: float = param(0.1, "momentum of these statistics, as in the model's layers", "m")
     samples: int = param(0, "records per client; set automatically when recording", "n_k")
 
     def __post_init__(self) -> None:
@@ -75,7 +80,7 @@ class FedAvg(SimulatedVictim):
             samples=self.samples,
         )
         _ = self._optimiser
-        within_one("fedavg", self.fraction)
+        within_one("fedavg", fraction=self.fraction, bn_momentum=self.bn_momentum)
         if self.fraction < 1 and self.keep:
             raise LeakauditError(
                 "fedavg: keep=true needs clients that take part in every round; set fraction=1"
@@ -136,6 +141,8 @@ class FedAvg(SimulatedVictim):
                 "use server=mean to run"
             )
         stable("fedavg", task, lr=self.lr)
+        if self.buffers:
+            running_statistics.check("fedavg", task, self.bn_momentum, self.clip)
 
     @property
     def stationary(self) -> bool:
@@ -143,23 +150,30 @@ class FedAvg(SimulatedVictim):
         return self.fraction == 1
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count one message in each direction of a channel, to each client of a round."""
-        return most_of(self.fraction, graph.nodes - 1, rounds, wires)
+        """Count the messages in each direction of a channel, to each client of a round."""
+        return (1 + self.buffers) * most_of(self.fraction, graph.nodes - 1, rounds, wires)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
         return draw_clients(self.fraction, graph.nodes - 1, rounds, generator)
 
+    def began(self, task: Task) -> Mapping[str, Tensor]:
+        """Return the running statistics of a new model, if they are sent."""
+        return {running_statistics.START: running_statistics.start(task)} if self.buffers else {}
+
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""
         w = sim.begin(sim.w0)
-        local = LocalSteps(self.training(sim.problem.samples), sim)
+        running = RunningStatistics(sim, self.bn_momentum) if self.buffers else None
+        local = LocalSteps(self.training(sim.problem.samples), sim, running)
         active = clients(self.fraction, sim.problem.nodes, len(sim.rounds), sim.recorder.public)
         for t, some in zip(sim.rounds, active, strict=True):
             count = sim.problem.nodes if some is None else len(some)
             sent = local(t, w.expand(count, -1), some=some)
             sim.down(t, "w", w, some)
             sim.up(t, "up", sent, some)
+            if running is not None:
+                running.exchange(t, some)
             w = sent.mean(0)
             sim.end(t, w)
 
@@ -170,6 +184,7 @@ class FedAvg(SimulatedVictim):
         steps = self.training(self.samples)
         memory: dict[int, Expression] = {}
         w = p.public("w0")
+        running = p.public(running_statistics.START) if self.buffers else None
         active = clients(self.fraction, server, rounds, public)
         for t in p.rounds(rounds):
             some = listed(active[t - 1], server)
@@ -178,6 +193,10 @@ class FedAvg(SimulatedVictim):
             for i in some:
                 model = steps.declare(p, i, down, memory=memory)
                 up.append(p.send(i, server, model, "up"))
+            if running is not None:
+                running = running_statistics.declare(
+                    p, running, server, some, self.bn_momentum, steps.count
+                )
             if self.server == "mean":
                 w = p.state("w", server, eq=sum(up) * Fraction(1, len(up)))
             else:

@@ -12,8 +12,10 @@ from torch import Generator, Tensor
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
+from leakaudit.protocols import running_statistics
 from leakaudit.protocols.local import above, least, normal, of_all, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Optimiser, OptimiserState
+from leakaudit.protocols.running_statistics import RunningStatistics
 from leakaudit.protocols.schedules import clients, draw_clients, listed, most_of, within_one
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.tasks import clipping
@@ -36,6 +38,7 @@ class FedSGD(SimulatedVictim):
     sends: ClassVar[Mapping[str, str]] = {
         "w": "model of the server",
         "g": "gradient of a client, with its noise",
+        **running_statistics.SENDS,
     }
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
     centralised: ClassVar[bool] = True
@@ -53,12 +56,14 @@ class FedSGD(SimulatedVictim):
         "all", "clients that add the noise; first: only client 0, as with Opacus"
     )
     fraction: float = param(1.0, "share of the clients that take part in a round, random", "C")
+    buffers: bool = param(False, "also send the running statistics of batch normalisation")
+    bn_momentum: float = param(0.1, "momentum of these statistics, as in the model's layers", "m")
 
     def __post_init__(self) -> None:
         above("fedsgd", lr=self.lr)
         least("fedsgd", decay=self.decay, clip=self.clip, sigma=self.sigma)
         _ = self._optimiser
-        within_one("fedsgd", self.fraction)
+        within_one("fedsgd", fraction=self.fraction, bn_momentum=self.bn_momentum)
 
     @property
     def stationary(self) -> bool:
@@ -73,20 +78,27 @@ class FedSGD(SimulatedVictim):
                 "use server=sgd to run"
             )
         stable("fedsgd", task, lr=self.lr)
+        if self.buffers:
+            running_statistics.check("fedsgd", task, self.bn_momentum, self.clip)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count one message in each direction of a channel, to each client of a round."""
-        return most_of(self.fraction, graph.nodes - 1, rounds, wires)
+        """Count the messages in each direction of a channel, to each client of a round."""
+        return (1 + self.buffers) * most_of(self.fraction, graph.nodes - 1, rounds, wires)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the clients of every round, ``active`` (rounds, m), if not all take part."""
         return draw_clients(self.fraction, graph.nodes - 1, rounds, generator)
+
+    def began(self, task: Task) -> Mapping[str, Tensor]:
+        """Return the running statistics of a new model, if they are sent."""
+        return {running_statistics.START: running_statistics.start(task)} if self.buffers else {}
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
         nodes = sim.problem.nodes
         w = sim.begin(sim.w0)
         memory = OptimiserState()
+        running = RunningStatistics(sim, self.bn_momentum) if self.buffers else None
         active = clients(self.fraction, nodes, len(sim.rounds), sim.recorder.public)
         g = torch.empty_like(sim.common)[: len(listed(active[0], nodes))]
         for t, some in zip(sim.rounds, active, strict=True):
@@ -107,6 +119,9 @@ class FedSGD(SimulatedVictim):
                 sent = g + noise
             sim.down(t, "w", w, some)
             sim.up(t, "g", sent, some)
+            if running is not None:
+                running.step(t, models, problem.x, some)
+                running.exchange(t, some)
             w = self._optimiser.step(memory, self.lr, w, sent.mean(0))
             sim.end(t, w)
 
@@ -116,6 +131,7 @@ class FedSGD(SimulatedVictim):
         server = graph.nodes - 1
         memory: DeclaredMemory = {}
         w = p.public("w0")
+        running = p.public(running_statistics.START) if self.buffers else None
         active = clients(self.fraction, server, rounds, public)
         for t in p.rounds(rounds):
             some = listed(active[t - 1], server)
@@ -126,6 +142,8 @@ class FedSGD(SimulatedVictim):
                 if self.sigma and (self.noisy == "all" or i == 0):
                     g = g + p.noise("e", self.sigma, i)
                 sent.append(p.send(i, server, g, "g"))
+            if running is not None:
+                running = running_statistics.declare(p, running, server, some, self.bn_momentum)
             w = p.state("w", server, eq=self._moved(p, memory, down, sent, server))
         return p
 

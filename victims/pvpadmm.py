@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Setting
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
@@ -58,6 +58,7 @@ class PVPADMM(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     noise_constant: ClassVar[str] = "alpha"
+    noiseless: ClassVar[Mapping[str, Setting]] = {"perturb": "none"}
     stationary = True  # all rounds have the same relations
 
     eta: float = param(0.3, "penalty of disagreement", "eta")

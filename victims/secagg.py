@@ -58,7 +58,8 @@ class SecAgg(SimulatedVictim):
     }
     leaks_what: ClassVar[str] = (
         "the sum of all peers' gradients, to everybody; "
-        "a single gradient only to a coalition of all other peers"
+        "a single gradient to a coalition of all other peers, and with a fraction below 1 to "
+        "everybody, if a peer is alone in a round or sums of rounds isolate it"
     )
     separable: ClassVar[bool] = True
     lr: float = param(0.1, "local step size", "eta")
@@ -72,7 +73,7 @@ class SecAgg(SimulatedVictim):
     def __post_init__(self) -> None:
         above("secagg", lr=self.lr, local_steps=self.local_steps, mask=self.mask)
         least("secagg", batch=self.batch, clip=self.clip, sigma=self.sigma)
-        within_one("secagg", self.fraction)
+        within_one("secagg", fraction=self.fraction)
 
     @property
     def stationary(self) -> bool:

@@ -198,7 +198,7 @@ def run(args: _Options) -> int:
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results.provenance import command
-    from leakaudit.traces import gaps
+    from leakaudit.traces import gaps, trace_info
     from leakaudit.traces._storage import shards
     from leakaudit.traces.recorder import human
 
@@ -244,6 +244,12 @@ def run(args: _Options) -> int:
     trace = recorder.trace
     written = human(_bytes(Path(args.output)))
     say(f"{args.output}: {scenario.victim}, {size_of(trace)}, {written}{replaced}", args)
+    if trace_info.diverged(trace):
+        say(
+            "warning: training diverged: its last messages are NaN or infinite, which no attack "
+            f"can use; 'leakaudit trace verify {args.output}' names the first one",
+            args,
+        )
     if ready.calibrated is not None:
         say(f"noise: {ready.calibrated.words}", args)
     for sentence in premises.sentences(recorder.truth_record):

@@ -67,7 +67,8 @@ class _Options(SharedOptions):
         names="items",
     )
     scale: str = option(
-        "small: at most about two minutes; paper: the paper's own size",
+        "small: at most about two minutes; paper: the paper's own size, which can take hours: the "
+        "number of cells is stated first",
         default="small",
         choices=("small", "paper"),
     )
@@ -132,28 +133,36 @@ def _list(args: _Options) -> int:
 
 
 def _table(found: list[IndexedItem]) -> None:
+    from rich.text import Text
+
     from leakaudit.cli._options import show_table
+    from leakaudit.reporting.rendering import console
     from leakaudit.reporting.rendering.tables import Column
 
     columns = [
         Column("item"),
         Column("kind", spare=True),
         Column("title", text=True),
-        Column("state", text=True),
+        Column("state"),
         Column("data", spare=True),
         Column("last outcome"),
     ]
     rows = []
+    reasons = []
     for one in found:
         item = one.item
         state = item.state
         if state == "claims":
             state = f"claims {', '.join(map(str, item.claims))}"
         elif state == "not determined":
-            state = f"not determined: {item.missing}"
+            reasons.append(f"{item.full_name}, {state}: {item.missing}")
+        elif item.data:
+            state = "needs data"
         data = ", ".join(item.data)
         rows.append([item.full_name, item.kind, item.title, state, data, one.said])
     show_table(columns, rows)
+    for reason in reasons:
+        console.stdout().print(Text(reason))
 
 
 def _items(args: _Options) -> int:
@@ -163,11 +172,17 @@ def _items(args: _Options) -> int:
         forks.context()  # it imports torch while this process does
     with loading(args.given):
         load_torch()
+    from leakaudit.judging.papers import items
     from leakaudit.reporting.rendering import console
+    from leakaudit.runs.reproducing.plan import PAPER, plan
     from leakaudit.runs.reproducing.reproduce import reproduce
     from leakaudit.runs.sweeping.run import SweepOptions
 
     chosen = settings(args)
+    if args.scale == PAPER:
+        for item in items.select(args.items):
+            if size := plan(item, args.scale, args.seeds).size:
+                say(f"{item.full_name}: {size}", args)
     options = SweepOptions(
         args.computing.every_core(),
         again=args.retry_failed,
@@ -196,13 +211,15 @@ def _show(outcome: ReproductionRun, args: _Options) -> None:
         _print((outcome.folder / page.PAGE).read_text(encoding="utf-8"))
     else:
         for one in found:
-            _say_item(one)
+            if one.blocked or not one.left:
+                _say_item(one)
     written = outcome.folder
     if len(found) == 1:
         written = outcome.place(found[0].item)
     say(f"{written / page.PAGE}: written", args)
     if outcome.left:
-        say(f"{outcome.left} results are missing; run the same command again to continue", args)
+        done = f"{outcome.total - outcome.left} of {outcome.total} results are computed"
+        say(f"{done}; run the same command again to continue", args)
 
 
 def _say_item(one: Reproduced) -> None:
@@ -229,7 +246,7 @@ def _say_item(one: Reproduced) -> None:
         ours = "missing" if number.ours is None else in_words(number.ours)
         outcome = str(number.outcome)
         value = f"{printed.value:.4g}"
-        rows.append([printed.y, printed.line, str(printed.x), value, ours, deviation, outcome])
+        rows.append([printed.y, number.line, str(printed.x), value, ours, deviation, outcome])
     if rows:
         out.print(table(columns, rows, width))
     for shape in one.judged.shapes:

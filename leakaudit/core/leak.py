@@ -51,8 +51,8 @@ class GradientLeak(CardDisplay):
         others: Sorted nodes whose records count as well, if only a mean over nodes is determined.
         estimate: Why the values are an estimate whose error `std` does not contain, so that no
             certificate can rest on them; empty if they are determined.
-        statistics: Round -> layer -> mean and variance (c,) of the node's batch in this layer, as
-            far as the node disclosed them.
+        statistics: Round -> layer -> mean and unbiased variance (c,) of the node's batch in this
+            layer, as far as they are known.
 
     Raises:
         LeakauditError: The shapes do not agree.

@@ -5,6 +5,7 @@ A new quantity is one row here, and one function in `leakaudit.scoring.metrics`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
@@ -171,6 +172,30 @@ QUANTITIES: dict[str, Quantity] = {}
 for _name, _value in vars(Metrics).items():
     if isinstance(_value, Quantity):
         QUANTITIES[_name] = replace(_value, key=_name)
+
+# Quantities of a training: what it makes large, and what it makes small.
+ACCURACIES = frozenset({"accuracy", "test_accuracy", "test_accuracy_mean_model"})
+ERRORS = frozenset(
+    (
+        *("loss", "test_loss", "test_loss_mean_model", "test_error", "test_error_mean_model"),
+        *("consensus", "rmse", "rmse_nodes", "rmse_planted", "relative_error", "error"),
+        *("mse", "lpips"),
+    )
+)
+SHARES = frozenset({"recovered", "certified", "labels", "connected"})  # of records or of graphs
+EPSILONS = frozenset({"epsilon", "claimed_epsilon"})
+SIZES = frozenset({"norm_w", "norm_dual", "norm_lam", "moved", "plf", "messages"})
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """Return the smallest and the largest value of a quantity; infinite if it is not known."""
+    row = QUANTITIES.get(name)
+    if name in ACCURACIES | SHARES or (row is not None and row.kind == "Flag"):
+        return 0.0, 1.0
+    if name in ERRORS | EPSILONS | SIZES:
+        return 0.0, math.inf
+    high = math.inf if row is None or row.high is None else row.high
+    return -high, high  # SSIM reaches from -1 to 1
 
 
 def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quantity, ...]:

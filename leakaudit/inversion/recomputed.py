@@ -20,7 +20,8 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.inversion.attack import withdrawn
 from leakaudit.inversion.linear import least_squares, positive
 from leakaudit.inversion.round_by_round import PROVEN
-from leakaudit.inversion.search import local_training, objectives, priors
+from leakaudit.inversion.search import local_training, objectives
+from leakaudit.tasks import batch_norm
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -104,7 +105,7 @@ def _tests(
     found: Reconstruction, proven: int, leak: GradientLeak, task: Task, close: float
 ) -> Iterator[tuple[list[int], bool | None]]:
     """Yield certified inputs, and whether they give their gradient; None if nothing shows it."""
-    if leak.theta is None or leak.gaps or priors.normalises(task) or task.masked:
+    if leak.theta is None or leak.gaps or batch_norm.normalises(task) or task.masked:
         return
     room = NUMBERS
     for k in objectives.clarity(leak).argsort(descending=True).tolist():

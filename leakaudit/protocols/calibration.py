@@ -15,7 +15,7 @@ from typing import Any, Literal
 from leakaudit._util.bisection import crossing, geometric
 from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.trace import Json
+from leakaudit.core.trace import Json, Setting
 
 CLAIM = "claim"
 EXACT = "exact"
@@ -113,6 +113,21 @@ def target(
     return Target(epsilon, constant, **given)
 
 
+def dropped(
+    settings: Mapping[str, Any], constant: str, noiseless: Mapping[str, Setting]
+) -> LeakauditError | None:
+    """Return what is wrong with a given level of noise where the victim adds none."""
+    for name in (EPSILON, constant):
+        value = settings.get(name)
+        if value not in (None, "none", ""):
+            silent = ", ".join(f"{key}={off}" for key, off in noiseless.items())
+            return LeakauditError(
+                f"{silent} adds no noise, so {name}={value} would have no effect; "
+                f"set another {' and '.join(noiseless)}, or omit {name}"
+            )
+    return None
+
+
 def _number(settings: Mapping[str, Any], name: str) -> float | None:
     value = settings.get(name)
     if value in (None, "none", ""):
@@ -121,7 +136,7 @@ def _number(settings: Mapping[str, Any], name: str) -> float | None:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 0 <= number < math.inf:
+    if not 0 <= number < math.inf or (name == EPSILON and not number):
         raise LeakauditError(f"{name}: expected a finite number > 0, got {value!r:.40}")
     return number or None
 

@@ -77,29 +77,36 @@ class ComputedConstants:
         evidence: For every unknown constant, its value and residual, or why it is not determined.
         error: Largest relative error of what the values rest on.
         scaled: Whether models are known only up to a common factor.
+        premise: The only declared value that shows the scale of those constants whose origin is
+            `Origin.DECLARED`; empty if there are none.
     """
 
     values: Mapping[str, Json]
     evidence: tuple[Evidence, ...]
     error: float = 0.0
     scaled: bool = False
+    premise: str = ""
 
     @property
     def sentence(self) -> str:
         """What is known of the unknown constants, each reason once; empty if there are none."""
-        found = []
+        found = list[str]()
+        resting = list[str]()
         reasons = defaultdict[str, list[str]](list)
         for one in self.evidence:
             if one.origin is Origin.UNKNOWN:
                 reasons[one.detail].append(one.subject)
-            else:
-                found.append(f"{one.subject} = {shown(self.values[one.subject])}")
+                continue
+            value = f"{one.subject} = {shown(self.values[one.subject])}"
+            (resting if one.origin is Origin.DECLARED else found).append(value)
         said = []
         if found:
             said.append(
                 f"computed from the messages: {', '.join(found)} (relative error at most "
                 f"{self.error:.0e}, also in rounds that were not used)"
             )
+        if resting:
+            said.append(f"{', '.join(resting)} if {self.premise}, which alone shows their scale")
         said += [f"not determined: {', '.join(names)} ({why})" for why, names in reasons.items()]
         return "; ".join(said)
 
@@ -138,6 +145,7 @@ class _Search:
     evidence: dict[str, Evidence] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
     _of_rho: str = ""  # what shows rho
+    _scales: list[str] = field(default_factory=list)  # declared values that show it, and agree
 
     @cached_property
     def result(self) -> ComputedConstants:
@@ -156,7 +164,13 @@ class _Search:
         if update is not None and "update" not in self.not_determined:
             unused = {"alpha", "k_max", "mu"} - set(USED[str(update)])
         said = tuple(self.evidence[name] for name in sorted(self.evidence.keys() - unused))
-        return ComputedConstants(self.values, said, max(self.errors, default=0.0), scaled)
+        error = max(self.errors, default=0.0)
+        return ComputedConstants(self.values, said, error, scaled, self._premise)
+
+    @property
+    def _premise(self) -> str:
+        """The only declared value that shows the scale, if no other one confirms it."""
+        return self._scales[0] if len(self._scales) == 1 else ""
 
     @property
     def not_determined(self) -> set[str]:
@@ -176,6 +190,13 @@ class _Search:
         value = found.rounded
         error = (found.error + abs(value - found.value)) / abs(value)
         self._found(name, value, f"{how}; relative error {error:.0e}", error)
+
+    def _with_scale(self, name: str, found: Measured, how: str) -> None:
+        """Note a constant that rests on the scale of the models."""
+        self._measured(name, found, how)
+        if self._premise and name in self.unknown:
+            says = f"{self.evidence[name].detail}; if {self._premise}, which alone shows its scale"
+            self.evidence[name] = Evidence(name, Origin.DECLARED, says)
 
     def _unknown(self, name: str, why: str) -> None:
         if name in self.unknown:
@@ -397,9 +418,11 @@ class _Search:
             return self._scale(way)
         if not rho.relative <= self.limit:
             raise _Missing(f"rho is known only to {rho.relative:.1g}")
-        self._measured("rho", rho, self._of_rho)
+        if self._number(way.constant) is not None:
+            self._scales.append(f"{way.constant} = {self._number(way.constant):g}, as known")
+        self._with_scale("rho", rho, self._of_rho)
         if way.scaled is not None:
-            self._measured(way.constant, way.unscaled(rho), fitted)
+            self._with_scale(way.constant, way.unscaled(rho), fitted)
         return False
 
     def _penalty(
@@ -412,6 +435,9 @@ class _Search:
         """Return rho, if the messages determine it."""
         known = self._number("rho")
         if known is not None:
+            self._scales.append(f"rho = {known:g}, as known")
+            if self._quiet.l2:  # the fit took its multiple, and was checked
+                self._scales.append(f"l2 = {self._quiet.l2:g}, as declared")
             return Measured(known)
         options = []
         by_l2 = None
@@ -436,6 +462,10 @@ class _Search:
                     "the declared penalty l2 and the known initial model contradict each other "
                     "about the scale of the models"
                 )
+        if by_l2 in good:
+            self._scales.append(f"l2 = {self._quiet.l2:g}, as declared")
+        if any(one is not by_l2 for one in good):
+            self._scales.append("the initial model is the known one")
         self._of_rho = "the first round shows the scale of the known initial model"
         if best is not None and best is by_l2:
             shows = f"the declared penalty l2 = {self._quiet.l2:g} shows"
@@ -520,7 +550,7 @@ class _Search:
         if rho is None:
             self._unknown("rho", SCALE)
         else:
-            self._measured("rho", rho, self._of_rho)
+            self._with_scale("rho", rho, self._of_rho)
         return True  # local steps are not known, so nothing may be computed again from them
 
     def _scale(self, way: _Way | None = None) -> bool:

@@ -17,6 +17,7 @@ from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, Turns, decimal
 
 if TYPE_CHECKING:
+    from leakaudit.protocols.running_statistics import RunningStatistics
     from leakaudit.protocols.simulation import Simulation
     from leakaudit.tasks.task import Task
 
@@ -47,6 +48,10 @@ class Steps:
     def name(self, vector: str, k: int) -> str:
         """Return the name of a vector of step k among the private states, as used in `declare`."""
         return vector if self.count == 1 else f"{vector}.{k}"
+
+    def index(self, k: int) -> int | None:
+        """Return the index of vectors of step k; None if it is the only step."""
+        return None if self.count == 1 else k
 
     def turns(self, rounds: int, samples: int) -> Turns | None:
         """Return the gradients of `LocalSteps` that one record can enter, as `Victim.turns`.
@@ -86,7 +91,7 @@ class Steps:
         point = base if at is None else at
         p.require_room(self.count)
         for k in range(1, self.count + 1):
-            index = None if self.count == 1 else k
+            index = self.index(k)
             g = p.grad(i, at=point, index=index)
             if self.sigma:
                 g = g + p.noise("e", self.sigma, i, index)
@@ -106,8 +111,11 @@ class LocalSteps:
     Every gradient that differs from the plain gradient over all records is offered to the recorder.
     """
 
-    def __init__(self, steps: Steps, sim: Simulation) -> None:
+    def __init__(
+        self, steps: Steps, sim: Simulation, tracked: RunningStatistics | None = None
+    ) -> None:
         self.steps = steps
+        self.tracked = tracked
         self.problem = sim.problem
         self.recorder = sim.recorder
         self.generator = sim.generator
@@ -139,7 +147,10 @@ class LocalSteps:
             self._memory = OptimiserState()
         point = base if at is None else at
         for k in range(1, steps.count + 1):
-            g = self._gradients(point, some)
+            x, y = self._records(some)
+            g = self._gradients(point, x, y)
+            if self.tracked is not None:
+                self.tracked.step(t, point, x, some, steps.index(k))
             if not self.whole or steps.clip:
                 self._state(steps.name("g", k), t, g, some)
             if steps.sigma:
@@ -157,10 +168,11 @@ class LocalSteps:
     def _state(self, name: str, t: int, value: Tensor, some: Tensor | None) -> None:
         self.recorder.state(name, t, of_all(value, some, self.problem.nodes))
 
-    def _gradients(self, w: Tensor, some: Tensor | None) -> Tensor:
+    def _records(self, some: Tensor | None) -> tuple[Tensor, Tensor]:
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
-        if some is not None:
-            x, y = x[some], y[some]
+        return (x, y) if some is None else (x[some], y[some])
+
+    def _gradients(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         if self.steps.clip:
             return clipping.gradients(self.problem.task, w, x, y, self.steps.clip)
         if self._both[0].shape != w.shape:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 LARGEST = 4096  # columns, with which the normal equations take 134 MB and some seconds; a choice
 STEPS = 100_000  # of the accelerated proximal gradient method
-# Smallest eigenvalue, in units of rounding of the largest one times the columns, at which the
-# optimum counts as unique: below, rounding decides where it lies.
-UNIQUE = 100.0
 NEWTON = 50  # steps; quadratic convergence reaches the rounding error in about ten
 CLOSE = 1e-6  # largest distance from the optimum, relative to its norm, at which it is known
 
@@ -55,14 +52,11 @@ def _logistic(problem: Problem) -> Tensor | None:
         if torch.equal(w - step, w):
             break
         w = w - step
-    # The distance from the optimum is at most the slope, which rounding does not show below
-    # `rounding`, divided by the least curvature; l2 is the least that it can be.
-    rounding = torch.finfo(w.dtype).eps * first
-    allowed = CLOSE * w.norm()
-    if slope.norm() + rounding > allowed * task.l2:
-        least = torch.linalg.eigvalsh(curvature)[0]
-        if not slope.norm() + rounding <= allowed * least:
-            return None
+    # The curvature is at least l2, which is known without its eigenvalues.
+    if not _is_close(w, slope, first, task.l2) and not _is_close(
+        w, slope, first, torch.linalg.eigvalsh(curvature)[0]
+    ):
+        return None
     # One logit, so the layout has the weights and then the intercept, as the columns of x.
     return w if basis is None else basis @ w
 
@@ -75,19 +69,42 @@ def _least_squares(problem: Problem, l1: float) -> Tensor | None:
     x, y = _rows(problem)
     if x.shape[1] > LARGEST:
         return None
-    h = x.T @ x / len(x)
-    h.diagonal().add_(task.l2)
-    c = x.T @ y / len(x)
-    values = torch.linalg.eigvalsh(h)
-    rounding = torch.finfo(h.dtype).eps * len(h) * UNIQUE
-    if float(values[0]) <= rounding * float(values[-1]):
+    # In units in which every column has curvature 1, with v = scale w.
+    scale = (x.square().mean(0) + task.l2).sqrt()[:, None]
+    if not bool((scale > 0).all()):
         return None
-    w = torch.linalg.solve(h, c)
+    x = x / scale.T
+    h = x.T @ x / len(x) + torch.diag(task.l2 / scale[:, 0].square())
+    c = x.T @ y / len(x)
+    curvatures = torch.linalg.eigvalsh(h)
+    if not curvatures[0] > 0:
+        return None
+    v = torch.linalg.solve(h, c)
+    by = l1 / scale
     if l1:
-        w = _shrunk(h, c, l1, w, float(values[-1]))
+        v = _polished(h, c, by, _shrunk(h, c, by, v, float(curvatures[-1])))
+    w = v / scale
+    slope = _subgradient(x.T @ (x @ v - y) / len(x) + task.l2 * w / scale, v, by)
+    least = curvatures[0] * scale.min()  # a distance from w is at most that from v / least scale
+    if not _is_close(w, slope, curvatures[-1] * v.norm(), least):
+        return None
     # The layout has the weights by output, and then the intercepts.
     width = task.layout.slices[task.layout.names[0]].stop // w.shape[1]
     return torch.cat([w[:width].T.flatten(), w[width:].flatten()])
+
+
+def _is_close(w: Tensor, slope: Tensor, size: Tensor, least: Tensor | float) -> bool:
+    """Return whether w is the optimum up to `CLOSE`, given the slope and the least curvature there.
+
+    The distance is at most their quotient; rounding hides a slope below that of terms of a `size`.
+    """
+    hidden = torch.finfo(w.dtype).eps * size
+    return bool(slope.norm() + hidden <= CLOSE * least * w.norm())
+
+
+def _subgradient(slope: Tensor, v: Tensor, by: Tensor) -> Tensor:
+    """Return the smallest subgradient of the loss plus by' |v|."""
+    return torch.where(v == 0, shrink(slope, by), slope + by * v.sign())
 
 
 def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -100,15 +117,15 @@ def _rows(problem: Problem) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _shrunk(h: Tensor, c: Tensor, l1: float, w: Tensor, largest: float) -> Tensor:
-    """Minimise tr(w' h w)/2 - tr(c' w) + l1 |w|_1 by accelerated proximal steps with restarts.
+def _shrunk(h: Tensor, c: Tensor, by: Tensor, w: Tensor, largest: float) -> Tensor:
+    """Minimise tr(w' h w)/2 - tr(c' w) + by' |w| by accelerated proximal steps with restarts.
 
     The iteration ends where a step changes nothing.
     """
     v = w
     pace = 1.0
     for _ in range(STEPS):
-        new = shrink(v - (h @ v - c) / largest, l1 / largest)
+        new = shrink(v - (h @ v - c) / largest, by / largest)
         if torch.equal(new, w):
             break
         if float(((v - new) * (new - w)).sum()) > 0:
@@ -121,3 +138,13 @@ def _shrunk(h: Tensor, c: Tensor, l1: float, w: Tensor, largest: float) -> Tenso
         v = new + step * (new - w)
         w = new
     return w
+
+
+def _polished(h: Tensor, c: Tensor, by: Tensor, w: Tensor) -> Tensor:
+    """Solve for the numbers that are not zero, with the signs that they have."""
+    found = w.clone()
+    for k in range(w.shape[1]):
+        used = w[:, k] != 0
+        shift = by[used, 0] * w[used, k].sign()
+        found[used, k] = torch.linalg.solve(h[used][:, used], c[used, k] - shift)
+    return found.where(found.sign() == w.sign(), w)

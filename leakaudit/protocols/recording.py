@@ -333,7 +333,8 @@ def _check_test(scenario: Scenario, source: data.Dataset) -> None:
 def public(plan: Plan) -> dict[str, Tensor]:
     """Draw the public values at the start: the model w0 and the schedule."""
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
-    return {"w0": plan.start(plan.random["model"]), **scheduled}
+    began = plan.victim.began(plan.task)
+    return {"w0": plan.start(plan.random["model"]), **began, **scheduled}
 
 
 def opened(

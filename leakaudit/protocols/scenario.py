@@ -176,7 +176,8 @@ class Scenario:
         is a `target` is still to be found.
 
         Raises:
-            LeakauditError: The victim is incomplete, or does not accept one of its constants.
+            LeakauditError: The victim is incomplete, does not accept one of its constants, or adds
+                no noise although an epsilon is given.
         """
         kind = self._kind
         mine = registry.parameters(kind)
@@ -197,6 +198,10 @@ class Scenario:
             elif key not in taken:
                 rest[key] = value
         victim: Victim = registry.configure(kind, constants)
+        if victim.silent:
+            error = calibration.dropped(self.set, kind.noise_constant, kind.noiseless)
+            if error is not None:
+                raise LeakauditError(f"{self.victim}: {error}")
         return victim, rest
 
     def target(self) -> calibration.Target | None:

@@ -74,10 +74,11 @@ def most_sent(wires: Iterable[tuple[int, int]], count: int) -> int:
 # --- the clients or peers that take part in a round ---------------------------------------------
 
 
-def within_one(name: str, fraction: float) -> None:
-    """Check a share of the clients, C."""
-    if not 0 < fraction <= 1:
-        raise LeakauditError(f"{name}: expected 0 < fraction <= 1, got {fraction:g}")
+def within_one(name: str, **shares: float) -> None:
+    """Check constants that are shares, such as C, that of the clients."""
+    for constant, share in shares.items():
+        if not 0 < share <= 1:
+            raise LeakauditError(f"{name}: expected 0 < {constant} <= 1, got {share:g}")
 
 
 def draw_clients(

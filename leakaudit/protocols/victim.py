@@ -86,6 +86,12 @@ class Victim(ABC):
         return False
 
     @property
+    def silent(self) -> bool:
+        """Whether its constants are `noiseless`."""
+        off = self.noiseless.items()
+        return bool(off) and all(getattr(self, name) == value for name, value in off)
+
+    @property
     def l1_weight(self) -> float:
         """Weight of the l1 norm in the objective, 0 for none."""
         return float(getattr(self, "l1", 0.0))
@@ -172,6 +178,10 @@ class Victim(ABC):
         Returns:
             Tensors by name; `run` and `relations` receive them with the public tensors.
         """
+        return {}
+
+    def began(self, task: Task) -> Mapping[str, Tensor]:
+        """Return public tensors at the start, by name, that depend on the model but not on w0."""
         return {}
 
     @abstractmethod

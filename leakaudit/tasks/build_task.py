@@ -132,9 +132,10 @@ def check_constants(model: str, given: Mapping[str, Tensor], held: Mapping[str, 
                 f"{tuple(own.shape)}, got {value.dtype} of shape {tuple(value.shape)}"
             )
         least = 0.0 if name.endswith("running_var") else -math.inf
+        value = value.to(own.dtype)  # a larger format may hold numbers that this one does not
         if not bool((value.isfinite() & (value >= least)).all()):
             raise LeakauditError(
-                f"task: constant {name!r}: expected finite numbers, variances >= 0"
+                f"task: constant {name!r}: expected finite numbers in {own.dtype}, variances >= 0"
             )
 
 

@@ -120,6 +120,11 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
     }
 
 
+def diverged(trace: Trace) -> bool:
+    """Return whether the last payloads of a run are not finite."""
+    return any(not bool(m.payload[-1:].isfinite().all()) for m in trace.messages)
+
+
 def _check_kept(kept: StoredColumns, stored: Tensor, first: int, path: Path) -> None:
     import torch
 

@@ -316,6 +316,19 @@ def test_data_that_enters_without_gradients_is_not_priced_as_nothing() -> None:
     assert "does not enter through gradients" in found.refused
 
 
+@pytest.mark.parametrize("smoothness", [None, 1.0])
+def test_no_smoothness_is_asked_for_where_none_helps(smoothness: float | None) -> None:
+    """RW-ADMM: what is observed before a gradient does not bound the point of its evaluation."""
+    made = protocol("rwadmm", make("ring", 6, torch.Generator()), 5, sigma=0.1)
+    found = compare(made, named([Adversary()], range(6), 6), sensitivity=1.0, smoothness=smoothness)
+    reasons = [str(one.bound.basis) for one in found if one.bound.basis is not None]
+    some = [why for why in reasons if why.startswith("node: no epsilon per record")]
+    assert some
+    for why in some:
+        assert "specify --smoothness" not in why
+        assert "(with any smoothness: drift: " in why
+
+
 def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> None:
     """DP-Norm without a smoothness: neither verdict; with one, what the bound says."""
     made = protocol("dpnorm", make("ring", 4, torch.Generator()), 4, sigma=0.1, records=8)

@@ -23,6 +23,7 @@ from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.papers import items
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
+from leakaudit.reporting.figures import curves
 from leakaudit.runs.reproducing import picture
 
 CURVES = """
@@ -94,6 +95,16 @@ def test_without_an_item_all_are_listed(capsys: pytest.CaptureFixture[str], file
     assert main(["reproduce", "-q"]) == 0
     shown = capsys.readouterr().out
     assert "pdmm-thesis/appendix-fig4" in shown
+    head, *rows = shown.splitlines()
+    states = [row[head.index("state") : head.index("data")].strip() for row in rows[1:]]
+    for one, state in zip(listed, states[: len(listed)], strict=True):
+        claims = f"claims {', '.join(map(str, one['claims']))}"
+        runs = "needs data" if one["data"] else "runs"
+        assert state == {"runs": runs, "claims": claims}.get(one["state"], one["state"])
+    missing = [one for one in listed if one["missing"]]
+    for one, line in zip(missing, rows[1 + len(listed) :], strict=True):
+        assert line == f"{one['item']}, not determined: {one['missing']}"
+    assert max(map(len, rows[: 1 + len(listed)])) < 250
     assert main(["reproduce", "-q", "-f", "html"]) == 0
     assert "<h2>pdmm-thesis</h2>" in capsys.readouterr().out
 
@@ -177,6 +188,72 @@ def test_a_run_that_was_killed_continues(capsys: pytest.CaptureFixture[str], fil
     assert found["seeds"] == 12
     assert len([*cells.glob("*.json")]) == 24
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_an_interrupted_run_says_in_one_line_what_is_done(
+    capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leakaudit.runs.reproducing.run.compute", stop)
+    words = ["fig9.toml", "-o", "out", "--seeds", "20", "--workers", "0"]
+    assert main(["reproduce", *words]) == 130
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "2 of 40 results are computed; run the same command again" in shown.err
+    assert "38 of 40 cells: not run" in Path("out/own/fig9/index.html").read_text()
+
+
+def test_data_that_replace_those_of_the_paper_are_named_wherever_a_line_is(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = file.read_text().replace('small = "5', 'data = ["gaussians"]\nsmall = "other data, 5')
+    other = 'name = "D-PSGD"\nsmall = { scenario = { data = "classification:600,2" } }'
+    file.write_text(text.replace('name = "D-PSGD"', other, 1))
+    name = "D-PSGD (stand-in: classification:600,2)"
+    capsys.readouterr()
+    assert main(["reproduce", "fig9.toml", "-o", "out", "-q", "--workers", "0"]) == 0
+    assert f"minus {name}" in " ".join(capsys.readouterr().out.split())
+    folder = Path("out/own/fig9")
+    for written in ("index.html", "figure.csv", "table.csv", "table.tex"):
+        assert name in (folder / written).read_text()
+    record = json.loads((folder / "result.json").read_text())
+    assert record["numbers"][0]["stand_in"] == "classification:600,2"
+    assert name in record["expectations"][0]["found"]
+    page = (folder / "index.html").read_text()
+    # One line still needs the data that must be there; the other one does not.
+    assert page.count("leakaudit sweep lines/02-d-psgd-no-step.toml --data-root FOLDER") == 1
+    assert "leakaudit sweep lines/01-d-psgd.toml --data-root" not in page
+    assert "leakaudit reproduce fig9.toml --seeds 1 --data-root FOLDER" in page
+    made(capsys, "fig9.toml", "-o", "out", "--scale", "paper")
+    assert "stand-in" not in (folder / "index.html").read_text()
+
+
+def test_a_page_shows_only_what_its_runs_are_about(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    made(capsys, "fig9.toml", "-o", "out")
+    page = Path("out/own/fig9/index.html").read_text()
+    assert "certificate" not in page
+    assert "Printed and ours" in page
+    paper = "4 cells of up to 3 nodes, 8 rounds and 200 records a node; here 2 cells of up to 3"
+    assert f"own size: {paper}" in page
+    words = ["fig9.toml", "-o", "out", "--scale", "paper", "--workers", "0"]
+    assert main(["reproduce", *words]) == 0
+    assert "own/fig9: 4 cells of up to 3 nodes" in capsys.readouterr().err
+    text = file.read_text()
+    start = text.index("[[plan.printed]]")
+    text = text[:start] + text[text.index("[[plan.expected]]") :]
+    sweep = '[plan.sweep]\nattacks = ["analytic"]\n[[plan.line]]'
+    file.write_text(text.replace("[[plan.line]]", sweep, 1))
+    made(capsys, "fig9.toml", "-o", "out")
+    page = Path("out/own/fig9/index.html").read_text()
+    assert "certificate" in page
+    assert "Printed and ours" not in page
+    assert "What the paper shows" in page
 
 
 def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
@@ -285,6 +362,30 @@ def test_a_figure_shows_shares_from_zero_to_one_and_caps_psnr() -> None:
     assert decibels.lines[0].intervals[0] in (None, (60.0, 60.0))
     assert (shares.low, shares.high) == (0.0, 1.0)
     assert picture.SMALL not in picture.content([exact], 1, own_size=True).note
+
+
+def test_bars_and_markers_of_curves_stand_at_the_same_rounds_and_those_of_lines_apart() -> None:
+    rounds = tuple(range(13))
+    runs = {seed: tuple(0.5 + 0.01 * seed for _ in rounds) for seed in range(3)}
+    lines = [MeasuredLine(name, rounds, runs) for name in ("a", "b", "c")]
+    panel = MeasuredPanel("accuracy", "accuracy", "round", lines)
+    content = picture.content([panel], 3, own_size=True)
+    ((_, (made,)),) = content.rows
+    barred = [{k for k, one in enumerate(line.intervals) if one} for line in made.lines]
+    assert all(barred)
+    assert not barred[0] & barred[1] | barred[1] & barred[2] | barred[0] & barred[2]
+    (place,) = curves.on_screen(content).axes
+    for k, at in enumerate(barred):
+        (drawn,) = [line for line in place.get_lines() if line.get_gid() == f"line{k}"]
+        xdata, markers = np.asarray(drawn.get_xdata()), drawn.get_markevery()
+        assert xdata.tolist() == [*rounds]  # no line is moved sideways
+        assert isinstance(markers, list)
+        assert {*markers} == at
+    # On an axis of names, every place has its bar, and lines are set apart.
+    three = [MeasuredLine(name, (1, 2, 4), {0: (0.5,) * 3, 1: (0.6,) * 3}) for name in "ab"]
+    few = MeasuredPanel("accuracy", "accuracy", "epsilon", three)
+    ((_, (made,)),) = picture.content([few], 3, own_size=True).rows
+    assert all(all(line.intervals) for line in made.lines)
 
 
 def test_an_item_begins_with_the_entries_of_the_one_that_it_is_like(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("reliability.md", "FUZZ_SECONDS"): "takes half an hour",
     ("responsible-use.md", "pip install"): "changes the environment of the tests",
     ("contributing.md", ".ci/run"): "is what runs the tests",
+    (
+        "data.md",
+        "leakaudit attack trace.pt --attack gradinversion",
+    ): "15 seconds; tests/reference/test_running_statistics.py attacks a smaller model",
     ("exact.md", "python bench/"): BENCH,
     ("figures.md", "leakaudit audit examples/"): BUDGET,
     ("figures.md", "leakaudit sweep examples/"): BUDGET,

@@ -154,6 +154,25 @@ def test_every_figure_has_the_same_psnr_cap_and_states_it() -> None:
     assert f"≥{plots.PSNR_SHOWN:g}" in text
 
 
+@pytest.mark.parametrize("bounded", [(1, 2), (2,)])
+def test_a_limit_is_drawn_where_all_attacked_nodes_have_a_bound(bounded: tuple[int, ...]) -> None:
+    of = RECORDS["audit"]["audit"]
+    grid = []
+    for point in of["grid"]:
+        (view,) = point["views"]
+        grid.append({**point, "views": [view, {**view, "node": 2}]})
+    limit = {"epsilon": 10.0, "adversary": "node:3", "chance": 0.5, "psnr": 24.0, "ssim": None}
+    part = {**of, "grid": grid, "ceilings": [{**limit, "nodes": bounded}]}
+    audit = fitted({**RECORDS["audit"], "audit": part}, AuditRecord)
+    ((_, (panel, *_)),) = audit_panels.views(audit)
+    drawn = [line.values for line in panel.lines if line.style == "ceiling"]
+    missing = audit_panels.unlimited(audit.audit)
+    assert drawn == ([[24.0, None]] if len(bounded) == 2 else [])
+    assert [": node 1 without a bound" in one for one in missing] == [True] * (2 - len(bounded))
+    assert set(missing) <= set(curves.refusals(audit))
+    assert audit_panels.content(audit).note == "; ".join(missing)
+
+
 def test_a_meaning_has_one_colour_everywhere() -> None:
     of = {**RECORDS["audit"]["audit"]}
     verdicts = []

@@ -170,7 +170,7 @@ def audit() -> Record:
         }
     ]
     allowed = {"epsilon": 10.0, "adversary": "node:3", "chance": 0.95, "psnr": 24.0, "ssim": 0.8}
-    part["ceilings"] = [allowed]
+    part["ceilings"] = [{**allowed, "nodes": [1, 4]}]
     claim = {"source": "Theorem 1", "epsilon": 3.0}
     part["grid"] = [part["grid"][0]]
     part["grid"][0]["views"][0].update(
@@ -249,6 +249,7 @@ def by_hand() -> dict[tuple[str, str], dict[str, Any]]:
         },
         ("audit", "ceilings"): {
             **{"epsilon": 10.0, "adversary": "node:3", "chance": 0.95, "psnr": 24.0, "ssim": 0.8},
+            "nodes": "1 4",
         },
         ("audit", "views"): {
             **{"epsilon": math.inf, "node": 1, "adversary": "node:3", "mu": 1.5},

@@ -40,6 +40,7 @@ EXPORTED = "the notation of torch.export: paths of modules, names of operators a
 
 READS = {
     "attacks/__init__.py": MODULE,
+    "leakaudit/protocols/running_statistics.py:of_layers": "names of parameters",
     "leakaudit/views/extraction/batch_statistics.py": "names of public tensors in a trace file",
     "leakaudit/runs/clusters/cluster.py:broken": ERROR,
     "leakaudit/runs/clusters/cluster.py:unreachable": ERROR,

@@ -175,23 +175,27 @@ def test_many_points_are_named_with_room_between_them() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("values", [[1e-5, 1.2e-5], [-3e5, 1.2e6], [1234567, 1234570], [0, 9e99]])
-def test_nothing_covers_anything_else(values: list[float], log: bool) -> None:
+@pytest.mark.parametrize(("name", "legends"), [("a long name of this line " * 9, 1), ("a", 2)])
+def test_nothing_covers_anything_else(
+    values: list[float], log: bool, name: str, legends: int
+) -> None:
     panel = plots.Panel(
         "a rather long title " * 9,
         (plots.PlotLine("a", "rate", values),),
         "axis",
         ("x", "y"),
         log=log,
+        heading="a heading, and a value",
     )
     rows = [("first", [panel, panel]), ("", [panel, panel]), ("third", [panel])]
-    figure = drawn(rows, {"a": "a long name of this line " * 9, "b": "b"}, note="note")
+    figure = drawn(rows, {"a": name, "b": "b"}, note="note")
     plots.svg(figure, "drawn")
     boxes = []
     for artist in (*figure.axes, *figure.texts, *figure.legends):
         box = artist.get_tightbbox()
         assert box is not None
         boxes.append(box)
-    assert len(boxes) == 5 + 2
+    assert len(boxes) == 5 + legends
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     page = figure.bbox
     for box in boxes:

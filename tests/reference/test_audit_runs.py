@@ -33,6 +33,7 @@ from leakaudit.judging.auditing.replays import (
 from leakaudit.judging.auditing.simulate import seeded, simulate
 from leakaudit.protocols.recording import record
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.reporting.results.model import CeilingEntry
 from leakaudit.scoring import metrics
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -473,6 +474,30 @@ def test_ceilings_rise_with_epsilon_and_blind_guesses_stay_below_them() -> None:
     assert all(one.psnr < upper[0] for one in guesses)
     void = list(ceilings(audited, grid, blind, truth, void=True))
     assert {one.chance for one in void} == {None}
+
+
+def test_ceilings_hold_for_the_nodes_that_have_a_bound() -> None:
+    """By the weakest of their bounds, in whatever order they come."""
+    audited = AuditPlan(Scenario(**FACES), epsilon=(1.0,), noise="exact", attacks=("analytic",))
+    (level,) = levels(audited)
+    blind = Blind.of(level.ready)
+    truth = record(level.ready, None).truth_record
+
+    def allowed(*mu: float | None) -> list[CeilingEntry]:
+        views = []
+        for view, one in zip(level.views, mu, strict=True):
+            views.append(replace(view, bound=replace(view.bound, mu=one)))
+        found = ceilings(audited, [replace(level, views=tuple(views))], blind, truth, void=False)
+        return [one for one in found if one.chance is not None]
+
+    weak, strong = allowed(0.5, 0.5, 0.5), allowed(0.01, 0.01, 0.01)
+    assert [one.nodes for one in weak] == [(0, 1, 2)] * 2
+    assert weak[0].psnr > strong[0].psnr
+    assert allowed(0.01, 0.5, 0.01) == allowed(0.5, 0.01, 0.01) == weak
+    assert [(one.nodes, one.psnr) for one in allowed(0.01, None, 0.01)] == [
+        ((0, 2), one.psnr) for one in strong
+    ]
+    assert allowed(None, None, None) == []
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])

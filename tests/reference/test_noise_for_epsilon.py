@@ -10,9 +10,11 @@ import pytest
 
 import leakaudit
 from leakaudit.cli import main
+from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.auditing.environment import HERE
+from leakaudit.protocols.calibration import METHODS
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.runs.sweeping.cells import expand
@@ -73,6 +75,23 @@ def test_every_pair_of_muffliato_is_claimed_to_have_at_most_the_epsilon() -> Non
 
 def test_pvpadmm_has_the_epsilon_in_each_iteration() -> None:
     assert noise(HERE.plan(scenario("pvpadmm", epsilon=0.7, perturb="dual"))) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("victim", registry.names("victims"))
+def test_a_given_epsilon_is_reached_by_noise_or_rejected(victim: str, method: str) -> None:
+    kind = registry.get("victims", victim)
+    settings: list[dict[str, str]] = [{}]
+    for name in registry.parameters(kind):
+        settings += [{name: word} for word in registry.choices(kind, name)]
+    for constants in settings:
+        try:
+            made = HERE.plan(scenario(victim, method, epsilon=1.0, **constants))
+        except LeakauditError:
+            continue
+        declared = made.declared
+        relations = made.victim.relations(made.graph, declared.rounds, declared.public)
+        assert any(vector.kind == "noise" for vector in relations.vectors), constants
 
 
 EXACT = [
@@ -179,8 +198,16 @@ def test_what_cannot_be_found_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_an_epsilon_of_zero_or_none_keeps_the_noise() -> None:
-    for none in (0, 0.0, None, "none"):
+@pytest.mark.parametrize("smoothness", [None, 1.0])
+def test_a_smoothness_is_not_asked_for_where_it_does_not_help(smoothness: float | None) -> None:
+    asked = scenario("nids", "exact", epsilon=1.0, sensitivity=0.2, smoothness=smoothness)
+    with pytest.raises(LeakauditError, match="influences the models") as error:
+        HERE.plan(asked)
+    assert "smoothness" not in str(error.value)
+
+
+def test_an_epsilon_of_none_keeps_the_noise() -> None:
+    for none in (None, "none"):
         made = HERE.plan(scenario("nids", epsilon=none, sigma=0.3))
         assert made.calibrated is None
         assert made.declared.victim.sigma == 0.3  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion import attacking
 from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.search import objectives, priors
-from leakaudit.tasks import data
+from leakaudit.tasks import batch_norm, data
 from leakaudit.tasks.task import Task
 
 D = torch.float64
@@ -80,7 +80,8 @@ def held(
 
 def told(task: Task, theta: Tensor, x: Tensor) -> priors.Statistics:
     return {
-        n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, theta, x).items()
+        n: (m.detach(), v.detach())
+        for n, (m, v) in batch_norm.batch_statistics(task, theta, x).items()
     }
 
 
@@ -111,13 +112,13 @@ def test_the_inputs_of_a_layer_come_from_its_gradient_alone(
     )
     assert found is not None
     assert (found.layer.name, found.before) == ("6", ())
-    true = priors.inputs(task, theta, x, ["6"])["6"]
+    true = batch_norm.inputs(task, theta, x, ["6"])["6"]
     true = (true - true.mean(0)) / (true - true.mean(0)).norm()
     pairs = assignment.match(found.x, true)
     assert float((found.x[pairs.found] - true[pairs.true]).norm()) < error
     assert float(found.misfit({"6": true[pairs.true][pairs.found.argsort()]})) < error
-    assert float(found.layer.outside(priors.inputs(task, theta, x, ["6"])["6"])) < error
-    other = priors.inputs(
+    assert float(found.layer.outside(batch_norm.inputs(task, theta, x, ["6"])["6"])) < error
+    other = batch_norm.inputs(
         task, theta, torch.rand(x.shape, generator=torch.Generator().manual_seed(0), dtype=D), ["6"]
     )["6"]
     assert float(found.layer.outside(other)) > 0.1
@@ -168,7 +169,7 @@ def test_a_stride_over_an_even_side_is_settled_by_the_layer_behind_it(
     found = convolution_patches.read(task, theta, gradient.to(wire), everything, 3)
     assert found is not None
     assert found.layer.name == "6"
-    true = priors.inputs(task, theta, x, ["6"])["6"]
+    true = batch_norm.inputs(task, theta, x, ["6"])["6"]
     true = (true - true.mean(0)) / (true - true.mean(0)).norm()
     pairs = assignment.match(found.x, true)
     assert float((found.x[pairs.found] - true[pairs.true]).norm()) < error
@@ -182,7 +183,7 @@ def test_a_forward_pass_ends_at_the_layer_asked_for_and_statistics_that_are_miss
 ):
     task, theta, x, _, _ = held()
     before = [len(layer._forward_pre_hooks) for layer in task.module.modules()]
-    assert list(priors.inputs(task, theta, x, ["7", "3", "1"], last="3")) == ["1", "3"]
+    assert list(batch_norm.inputs(task, theta, x, ["7", "3", "1"], last="3")) == ["1", "3"]
     assert [len(layer._forward_pre_hooks) for layer in task.module.modules()] == before
     known = told(task, theta, x)
     own = told(task, theta, x.flip(3) ** 2)
@@ -263,7 +264,7 @@ def test_what_a_layer_and_the_statistics_each_tell_of_images() -> None:
     faint = 0.8 * x + 0.1
     assert _of_layer(task, theta, shown, None, x) == math.inf
     assert (
-        shown.residual(priors.inputs(task, theta, faint, [shown.layer.name])[shown.layer.name])
+        shown.residual(batch_norm.inputs(task, theta, faint, [shown.layer.name])[shown.layer.name])
         < left(faint) / 5
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from leakaudit.core.quantities import range_of
 from leakaudit.judging.papers import rules
 from leakaudit.judging.papers.items import Expected, Item, Place, Printed, Scale
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel, SeedMean, estimate
@@ -99,7 +100,48 @@ def test_above_compares_seed_by_seed() -> None:
 
 
 def test_equal_lines_are_not_above_each_other() -> None:
-    assert outcome((line("a", (1.0,)), line("b", (1.0,))), "above") is Outcome.FAILS
+    equal = ((1.0,), (1.0,))
+    assert outcome((line("a", *equal), line("b", *equal)), "above") is Outcome.FAILS
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "wanted"),
+    [
+        ((1.0, 0.89), {}, Outcome.HOLDS),
+        ((1.0, 0.91), {}, Outcome.UNDECIDED),
+        ((1.0, 1.0), {}, Outcome.UNDECIDED),
+        ((0.91, 1.0), {}, Outcome.UNDECIDED),
+        ((0.89, 1.0), {}, Outcome.FAILS),
+        ((-1.0, -1.05), {}, Outcome.UNDECIDED),
+        ((1.0, 0.91), {"by": 0.05}, Outcome.HOLDS),  # the item states what is enough
+        ((1.0, 0.91), {"by": 0.1}, Outcome.FAILS),
+    ],
+)
+def test_a_small_difference_of_one_seed_decides_nothing(
+    values: tuple[float, float], more: dict[str, object], wanted: Outcome
+) -> None:
+    high, low = values
+    assert outcome((line("a", (high,)), line("b", (low,))), "above", **more) is wanted
+    falls = line("c", (high, low))
+    assert outcome((falls,), "falls", **more) is wanted
+    # Two seeds that agree have an interval, and closed forms need none.
+    lines = (line("a", (high,), (high,)), line("b", (low,), (low,)))
+    assert outcome(lines, "above", **more) is not Outcome.UNDECIDED
+    lines = (line("a", (high,), exact=True), line("b", (low,), exact=True))
+    assert outcome(lines, "above", **more) is not Outcome.UNDECIDED
+
+
+def test_an_interval_ends_where_its_quantity_does() -> None:
+    values = {0: 1.0, 1: 0.9, 2: 0.98}
+    found = estimate(values, exact=False, y="test_accuracy")
+    free = estimate(values, exact=False)
+    assert found is not None
+    assert free is not None
+    assert free.ends[1] > 1.0
+    assert found.ends == (free.ends[0], 1.0)
+    assert estimate({0: 0.0, 1: 1e-3}, False, "loss").ends[0] == 0.0  # type: ignore[union-attr]
+    assert range_of("ssim") == (-1.0, 1.0)
+    assert range_of("psnr") == (-math.inf, math.inf)
 
 
 def test_a_chain_of_lines_is_above_one_by_one() -> None:
@@ -262,7 +304,7 @@ ONE = ((2.0, 1.01),)
             {},
             "paper",
             Reproduction.UNDECIDED,
-            "our seeds disagree: run more",
+            "our seeds do not tell: run more",
         ),
         (
             ((2.0, 1.0), (2.0, None)),
@@ -385,3 +427,14 @@ def test_numbers_whose_squares_overflow_have_a_mean_and_an_interval() -> None:
     assert huge.interval == pytest.approx([end * 1e300 for end in small.interval], rel=1e-12)
     assert mean([1.7e308, 1.7e308]) == SeedMean(1.7e308, (1.7e308, 1.7e308))
     assert mean([1.7e308, -1.7e308]).ends == (-math.inf, math.inf)
+
+
+def test_more_seeds_are_advised_only_if_ours_disagree() -> None:
+    split = panel(line("a", (1.0, 0.0), (0.0, 1.0)))
+    later = Expected(says="the loss falls", rule="falls", y="loss", scale="paper")
+    other = Expected(says="the loss falls", rule="falls", y="loss", lines=("b",))
+    assert rules.judge(item(expected=[FALLS]), split, "small", []).seeds_disagree
+    for expected in ([later], [FALLS, other]):
+        found = rules.judge(item(expected=expected, small="short"), split, "small", [])
+        assert found.word is Reproduction.UNDECIDED
+        assert not found.seeds_disagree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -584,6 +585,54 @@ def test_the_optimum_with_an_l1_norm_fulfils_its_conditions() -> None:
     assert np.abs(slope[used] + 0.4 * np.sign(w[used])).max() < 1e-8
     assert np.abs(slope[~used]).max() < 0.4
     assert plan.victim.l1_weight == 0.4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_optimum_with_an_l1_norm_does_not_depend_on_the_sizes_of_columns(
+    seed: int, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal((30, 3)) * 10.0 ** random.uniform(-3, 3, 3)).astype("float32")
+    y = (x @ random.standard_normal(3) + random.standard_normal(30)).astype("float32")
+    l1 = 10.0 ** random.uniform(-2, 1)
+    np.savez(tmp_path / "columns.npz", x=x, y=y)
+    _, truth = _recorded(
+        victim="nids",
+        nodes=2,
+        graph="ring",
+        rounds=1,
+        data=f"npz:{tmp_path / 'columns.npz'}",
+        model="linear",
+        samples=15,
+        test=0,
+        set={"alpha": 1e-9, "l1": l1, "bias": False},
+    )
+    run = training_curves.kept(truth, "run")
+    best = lasso(truth.x.double().numpy(), truth.y.double().numpy(), l1)
+    away = np.linalg.norm(truth.states["w"][1].numpy() - best, axis=1).mean() / 3**0.5
+    assert float(run["rmse_nodes"][1]) == pytest.approx(away, rel=1e-6)
+
+
+def lasso(x: np.ndarray, y: np.ndarray, l1: float) -> np.ndarray:
+    """Minimise |x w - y|^2 / 2n + l1 |w|_1: try all signs in 50 digits, w (p,)."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(50):
+        rows = mpmath.matrix(x.tolist())
+        h = rows.T * rows / len(x)
+        c = rows.T * mpmath.matrix(y.tolist()) / len(x)
+        for signs in itertools.product((-1, 0, 1), repeat=x.shape[1]):
+            used = [k for k, sign in enumerate(signs) if sign]
+            w = mpmath.zeros(x.shape[1], 1)
+            if used:
+                part = mpmath.matrix([[h[a, b] for b in used] for a in used])
+                wanted = mpmath.matrix([c[a] - l1 * signs[a] for a in used])
+                for place, value in zip(used, mpmath.lu_solve(part, wanted), strict=True):
+                    w[place] = value
+            slope = h * w - c
+            unused = [abs(slope[k]) <= l1 for k, sign in enumerate(signs) if not sign]
+            if all(mpmath.sign(w[k]) == signs[k] for k in used) and all(unused):
+                return np.array([float(value) for value in w])
+    raise AssertionError("no signs fulfil the conditions")
 
 
 def test_an_optimum_that_is_not_unique_or_not_linear_has_no_distance() -> None:

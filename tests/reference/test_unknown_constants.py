@@ -108,7 +108,7 @@ def expect(name: str, seed: int) -> None:
     true: dict[str, Any] = dict(trace.params)
     found = compute(trace, who=who)
     origins = {one.subject: one.origin for one in found.evidence}
-    verified = {name for name, origin in origins.items() if origin is Origin.VERIFIED}
+    verified = {name for name, origin in origins.items() if origin is not Origin.UNKNOWN}
     values: dict[str, Any] = dict(found.values)
     for one in verified & {"differential", "update", "k_max", "active"}:
         assert values[one] == true[one], one
@@ -330,8 +330,32 @@ def test_a_false_penalty_does_not_show_a_scale(start: float, factor: float) -> N
         assert "rho" not in found.values
     elif factor:  # nothing else shows a scale
         assert "the declared penalty l2 = 0.05 shows the scale" in said.detail
+        assert said.origin is Origin.DECLARED
+        assert found.premise == "l2 = 0.05, as declared"
+        assert "if l2 = 0.05, as declared, which alone shows their scale" in found.sentence
     else:
         assert found.scaled
+
+
+def test_a_scale_that_one_value_shows_is_stated_on_its_condition() -> None:
+    """Where two of them show it, one confirms the other."""
+    trace, _, _ = run(1, l2=0.05, z0=0.0)
+    both = compute(trace)
+    origins = {one.subject: one.origin for one in both.evidence}
+    assert (both.premise, origins["rho"], origins["alpha"]) == ("", *[Origin.VERIFIED] * 2)
+    cases: tuple[tuple[dict[str, Any], frozenset[str], str], ...] = (
+        ({"l2": 0.05, "z0": 0.0}, frozenset(), "l2 = 0.05, as declared"),
+        ({"l2": 0.0, "z0": 0.0}, frozenset({"w0"}), "the initial model is the known one"),
+        ({"l2": 0.0, "z0": 0.1}, frozenset({"rho"}), "rho = "),
+        ({"l2": 0.0, "z0": 0.1}, frozenset({"alpha"}), "alpha = "),
+    )
+    for constants, knows, premise in cases:
+        trace, _, _ = run(1, **constants)
+        found = compute(trace, knows=knows)
+        assert found.premise.startswith(premise)
+        resting = {one.subject for one in found.evidence if one.origin is Origin.DECLARED}
+        assert resting == {"rho", "alpha"} - knows
+        assert f"if {found.premise}, which alone shows their scale" in found.sentence
 
 
 def test_sums_over_classes_carry_no_gradient() -> None:

@@ -95,5 +95,5 @@ def test_the_text_of_a_basis_is_made_from_its_values() -> None:
     reacting = Basis(REACTING, not_smooth="no bound")
     assert reacting.unit == "node"
     assert str(reacting).startswith("node: no epsilon per record")
-    assert str(reacting).endswith(" (with the smoothness: no bound)")
+    assert str(reacting).endswith(" (with any smoothness: no bound)")
     assert Basis(STEERED).unit == "none"

@@ -196,6 +196,7 @@ def test_constants_of_a_strangers_trace_are_checked() -> None:
     for name, value, says in (
         ("bn1.running_mean", torch.ones(3), r"shape \(64,\), got"),
         ("bn1.running_var", -torch.ones(64), "variances >= 0"),
+        ("bn1.running_mean", torch.full((64,), 1e300, dtype=torch.float64), "finite numbers in"),
         ("bn1.other", torch.ones(3), "has no constant 'bn1.other'"),
     ):
         hostile = replace(trace, public={**trace.public, f"constants.{name}": value})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leakaudit._util.assignment import match
 from leakaudit.inversion.linear import positive
-from leakaudit.inversion.search import priors
+from leakaudit.tasks import batch_norm
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -225,7 +225,7 @@ def _layers(
     # Arbitrary inputs suffice: only the shapes that the layers receive are needed.
     some = torch.zeros(batch, *task.spec.shape, dtype=torch.float64, device=theta.device)
     with torch.no_grad():
-        seen = priors.inputs(task, theta.double(), some, own)
+        seen = batch_norm.inputs(task, theta.double(), some, own)
     found: list[_LowRankLayer] = []
     for name, x in seen.items():
         conv = own[name]

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.linear import positive, singular_values
-from leakaudit.inversion.search import priors
-from leakaudit.tasks import losses
+from leakaudit.tasks import batch_norm, losses
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -208,7 +207,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
 
 def _reproducible(leak: GradientLeak, task: Task) -> bool:
     """Check whether gradients at the leak's models can be computed again sample by sample."""
-    return leak.theta is not None and leak.inner == 1 and not priors.normalises(task)
+    return leak.theta is not None and leak.inner == 1 and not batch_norm.normalises(task)
 
 
 def _targets(task: Task) -> int:

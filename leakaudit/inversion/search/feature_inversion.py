@@ -12,6 +12,7 @@ from torch import Tensor
 
 from leakaudit.inversion.search import batched_search, priors
 from leakaudit.inversion.search.optimise import SearchRun
+from leakaudit.tasks import batch_norm
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -52,7 +53,7 @@ def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
     """Compute the input (H,) of the last linear layer for one sample; differentiable in x."""
     weight = task.last_linear[0] if task.last_linear else ""
     name = weight.rpartition(".")[0]  # the layer's name, from that of its parameter
-    return priors.inputs(task, theta, x, [name], last=name)[name][0]
+    return batch_norm.inputs(task, theta, x, [name], last=name)[name][0]
 
 
 def misfit(task: Task, known: Features, x: Tensor) -> Tensor:

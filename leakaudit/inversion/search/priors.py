@@ -6,14 +6,15 @@ starts of searches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from leakaudit._util.assignment import assign
 from leakaudit.inversion.linear import positive
+from leakaudit.tasks import batch_norm
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -64,53 +65,6 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
     return 0.45 + 0.1 * x if kind == "gray" else x
 
 
-class _Seen(Exception):
-    """The last of the requested layers has been reached."""
-
-
-def inputs(
-    task: Task, theta: Tensor, x: Tensor, names: Iterable[str], last: str | None = None
-) -> dict[str, Tensor]:
-    """Record the inputs of layers on a batch, up to the layer `last`; differentiable in x."""
-    seen: dict[str, Tensor] = {}
-    layers = dict(task.module.named_modules())
-
-    def look(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[name] = given[0]
-            if name == last:
-                raise _Seen
-
-        return hook
-
-    hooks = [layers[n].register_forward_pre_hook(look(n)) for n in names]
-    try:
-        task.logits(theta, x)
-    except _Seen:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
-
-
-def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and biased variance (c,) of each channel of (b, c, ...)."""
-    sides = [d for d in range(x.dim()) if d != 1]
-    return x.mean(sides), x.var(sides, unbiased=False)
-
-
-def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compute a batch's statistics (c,) in every batch normalisation layer; differentiable in x."""
-    names = [name for name, _ in _norms(task)]
-    return {name: of_batch(seen) for name, seen in inputs(task, theta, x, names).items()}
-
-
-def normalisations(task: Task) -> dict[str, int]:
-    """Return the number of channels of each batch normalisation layer, by its name."""
-    return {name: module.num_features for name, module in _norms(task)}
-
-
 def running_statistics(task: Task) -> Statistics | None:
     """Return the model's own statistics (``bn=eval``), by layer.
 
@@ -118,7 +72,7 @@ def running_statistics(task: Task) -> Statistics | None:
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     fresh = True
-    for name, module in _norms(task):
+    for name, module in batch_norm.layers(task):
         if module.running_mean is None or f"{name}.running_mean" not in task.buffers:
             continue
         mean = task.buffers[f"{name}.running_mean"]
@@ -191,16 +145,3 @@ def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
         moved.append(torch.stack(images))
     middle = torch.stack(moved).mean(0)
     return torch.stack([middle[o.argsort()] for o in order])
-
-
-def normalises(task: Task) -> bool:
-    """Return whether the model has batch normalisation layers."""
-    return bool(_norms(task))
-
-
-def _norms(task: Task) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
-    found: list[tuple[str, nn.modules.batchnorm._BatchNorm]] = []
-    for name, module in task.module.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            found.append((name, module))
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -20,6 +20,7 @@ from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.model import CeilingEntry, encoded
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
+from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Guarantee
 from leakaudit.theory.bounds.reconstruction import distances, kappa_packing, nearest, tolerance
 from leakaudit.views.accounting.compare import Comparison
@@ -96,10 +97,10 @@ class Blind:
 def ceilings(
     plan: AuditPlan, grid: Sequence[Level], blind: Blind, truth: Truth, *, void: bool
 ) -> Iterator[CeilingEntry]:
-    """Yield what blind guesses reach, and what the view bound of the worst node allows.
+    """Yield what blind guesses reach, and what the view bounds allow for a record of some nodes.
 
-    They are those of every point and adversary. A limit that is unknown is left out; all are if
-    the sensitivity that they assume was exceeded (`void`).
+    They are those of every point and adversary. Nodes without a bound are left out; all are if the
+    sensitivity that the bounds assume was exceeded (`void`).
     """
     if not grid[0].ready.task.spec.is_image:
         return
@@ -115,13 +116,16 @@ def ceilings(
             )
             guessed = [scoring.nothing(view.bound.node, "", truth) for view in views]
             yield replace(where, psnr=_median(guessed, "psnr"), ssim=_median(guessed, "ssim"))
-            guarantee = _weakest(views, level.delta)
-            if void or blind.why or guarantee is None:
+            bounded = [view for view in views if _is_bounded(view, level.delta)]
+            if void or blind.why or not bounded:
                 continue
+            where = replace(where, nodes=tuple(view.bound.node for view in bounded))
+            guarantees = _weakest(view.bound.guarantee for view in bounded)
             for chance in CHANCES:
-                psnr = blind.psnr(guarantee, chance)
-                ssim = blind.ssim(guarantee, chance)
-                yield replace(where, chance=chance, psnr=psnr, ssim=ssim)
+                psnr = max(blind.psnr(one, chance) for one in guarantees)
+                ssim = [blind.ssim(one, chance) for one in guarantees]
+                highest = max((value for value in ssim if value is not None), default=None)
+                yield replace(where, chance=chance, psnr=psnr, ssim=highest)
 
 
 def _median(scores: Sequence[Score], name: str) -> float | None:
@@ -129,18 +133,21 @@ def _median(scores: Sequence[Score], name: str) -> float | None:
     return median(values) if values else None
 
 
-def _weakest(views: Sequence[Comparison], delta: float) -> Guarantee | None:
-    """Return the guarantee of the record that is bounded least; None if one is not bounded."""
-    weakest = None
-    largest = -1.0
-    for view in views:
-        guarantee = view.bound.guarantee
-        if guarantee is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
-            return None
-        epsilon = guarantee.epsilon(delta)
-        if epsilon == math.inf:
-            return None
-        if epsilon > largest:
-            largest = epsilon
-            weakest = guarantee
-    return weakest
+def _is_bounded(view: Comparison, delta: float) -> bool:
+    """Return whether a record of the node of a view has an epsilon that holds."""
+    guarantee = view.bound.guarantee
+    if guarantee is None or view.holds not in (Holds.EXACT, Holds.AT_MOST):
+        return False
+    return guarantee.epsilon(delta) < math.inf
+
+
+def _weakest(guarantees: Iterable[Guarantee | None]) -> list[Guarantee]:
+    """Return those that may allow most: of Gaussian noise one, since a mu orders them."""
+    weakest: Gdp | None = None
+    others: list[Guarantee] = []
+    for one in guarantees:
+        if isinstance(one, Gdp):
+            weakest = one if weakest is None or one.mu > weakest.mu else weakest
+        elif one is not None and one not in others:
+            others.append(one)
+    return others if weakest is None else [weakest, *others]

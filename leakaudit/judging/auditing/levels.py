@@ -20,7 +20,9 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
 from leakaudit.tasks.shared import SharedData
+from leakaudit.views.accounting import basis as grounds
 from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.basis import Basis
 from leakaudit.views.accounting.calibration import required_factor
 from leakaudit.views.accounting.compare import (
     DELTA,
@@ -121,6 +123,7 @@ def calibrated(
 
     These adversaries are the eavesdropper on all channels and each curious node.
     """
+    scenario.parts()  # it rejects a mechanism without noise
     bare = scenario.without_epsilon()
     bare = replace(bare, set={**bare.set, wanted.constant: 1.0})
     base = where.plan(bare, shared)
@@ -148,7 +151,8 @@ def calibrated(
         f"({moved.origin})"
     )
     if found.of_node:
-        without = "" if wanted.smoothness else " without smoothness=…"
+        helps = all(basis.wants_smoothness for basis in found.of_node)
+        without = " without smoothness=…" if helps else ""
         basis += (
             ", of a whole node whose gradients differ by at most the sensitivity at any two "
             f"models; there is no epsilon per record{without}"
@@ -225,6 +229,8 @@ def _kept(
 ) -> dict[str, Setting]:
     """Return the constants of the scenario that stay: not the noise in place of an epsilon."""
     instead = {plan.constant} & {base.victim.noise_constant}
+    if constants == base.victim.noiseless:
+        instead |= {calibration.EPSILON, base.victim.noise_constant}
     kept = {}
     for name, value in plan.scenario.without_epsilon().set.items():
         if name not in constants and name not in instead:
@@ -243,7 +249,8 @@ class _ExactNoise:
     """The noise at which the worst view has an epsilon."""
 
     noise: float
-    of_node: bool  # whether some view has an epsilon of the whole node only, and none of a record
+    # what the views rest on that have an epsilon of the whole node only, and none of a record
+    of_node: tuple[Basis, ...]
 
 
 def _exact(
@@ -257,11 +264,11 @@ def _exact(
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
 
-    def required(noise: float) -> tuple[float, bool]:
+    def required(noise: float) -> tuple[float, tuple[Basis, ...]]:
         """Return the largest factor on the noise that a view requires, and `of_node`."""
         made = _with(plan, base, noise)
         factors = []
-        of_node = False
+        of_node = []
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
@@ -272,8 +279,9 @@ def _exact(
                         f"the exact view sets no noise: {adversary} and node {one.node}: {why}"
                     )
                 factors.append(factor)
-                of_node = of_node or one.guarantee is None
-        return max(factors), of_node
+                if one.guarantee is None and one.basis is not None:
+                    of_node.append(one.basis)
+        return max(factors), tuple(of_node)
 
     noise = first
     for _ in range(CORRECTIONS):
@@ -298,10 +306,7 @@ def _unset(one: ViewBound, constant: str) -> str:
         return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
     if one.releases or one.node_releases:
         return f"no {constant} gives this epsilon"
-    return (
-        "hidden noise influences the models, "
-        "so there is no epsilon per record or per node without a smoothness; set smoothness"
-    )
+    return grounds.STEERED[1]
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:

@@ -40,6 +40,13 @@ ALIASES = {
     "thesis": "pdmm-thesis",
     "pdmm": "pdmm-thesis",
 }
+# Abbreviations of papers that the texts of their items use.
+TERMS = {
+    "dp-recal": {
+        "PLF": "privacy leakage frequency: how often the busiest agent is activated, and "
+        "releases something",
+    },
+}
 
 Rule: TypeAlias = Literal["above", "falls", "rises", "flat", "within", "reaches", "ratio"]
 Scale: TypeAlias = Literal["", "small", "paper"]
@@ -109,14 +116,24 @@ class PlannedPanel(_Entry, frozen=True, kw_only=True):
 
     y: str  # quantity
     title: str = ""  # name of the vertical axis, that of the quantity by default
+    at: str = ""  # what tells it from the other panels, such as an epsilon
     logarithmic: bool = False
-    lines: tuple[str, ...] = ()  # names of its lines, empty for all
+    # names of its lines, empty for all; or for each name in the legend, which panels share, a line
+    lines: tuple[str, ...] | dict[str, str] = ()
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """Its lines with their names in the legend."""
+        if isinstance(self.lines, dict):
+            return {line: name for name, line in self.lines.items()}
+        return {line: "" for line in self.lines}
 
 
 class ItemPlan(_Entry, frozen=True, kw_only=True):
     """How an item is run."""
 
     x: str = ROUND  # horizontal axis: `round`, or an axis of the sweeps of the lines
+    axis: str = ""  # its name in the paper, x by default
     seeds: Count = 3  # number of seeds at the paper's scale
     scenario: Table = {}  # what all lines share
     sweep: Table = {}
@@ -345,7 +362,7 @@ def _check_plan(plan: ItemPlan, file: config.ConfigTable) -> None:
         if "seeds" in table:
             raise file.error("sweep.seeds: expected `seeds` of the plan instead", "sweep")
     for k, panel in enumerate(plan.panel):
-        _known(panel.lines, names, file, "panel", k)
+        _known(tuple(panel.legend), names, file, "panel", k)
     _check_tests(plan.printed, plan.expected, names, file)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from leakaudit.core.quantities import range_of
 from leakaudit.judging.papers.items import BEST, FIRST, LAST, Place
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.intervals import Interval
@@ -37,6 +38,13 @@ class MeasuredLine:
     exact: bool = False  # whether nothing about it is random
     why: str = ""  # why values are missing
     planned: bool = False  # whether each place should have a value, so that one without is missing
+    legend: str = ""  # its name in the legend if lines of several panels share it
+    stand_in: str = ""  # data that it ran on in place of the paper's; empty for the paper's
+
+    @property
+    def shown(self) -> str:
+        """Its name as readers see it, which says what it ran on."""
+        return with_stand_in(self.name, self.stand_in)
 
     def index(self, x: Place) -> int | None:
         """Return the index of a place, None if the line has none like it."""
@@ -75,10 +83,6 @@ class MeasuredLine:
             return dict.fromkeys(self.runs)
         return self.column(k)
 
-    def estimate(self, k: int) -> SeedMean | None:
-        """Return the estimate at an index, None if a seed has no value."""
-        return estimate(self.column(k), self.exact)
-
     def _largest(self, values: Sequence[float | None]) -> float | None:
         """Return the largest value; None if one is missing, which may have been larger."""
         known = numbers(values)
@@ -86,27 +90,43 @@ class MeasuredLine:
             return None
         return max(known)
 
-    def estimates(self) -> Iterator[tuple[Place | None, SeedMean | None]]:
-        """Yield the estimate of each place; None is the place of a level."""
-        if not self.x:
-            yield None, self.estimate(0)
-        for k, place in enumerate(self.x):
-            yield place, self.estimate(k)
-
 
 @dataclass(frozen=True)
 class MeasuredPanel:
     """One pair of axes with our lines."""
 
     y: str
-    title: str
-    axis: str  # name of the horizontal axis
+    title: str  # name of the vertical axis
+    axis: str  # what varies along the horizontal axis, `round` or an axis of sweeps
     lines: Sequence[MeasuredLine]
     logarithmic: bool = False
+    at: str = ""  # what tells it from the other panels
+    across: str = ""  # name of the horizontal axis, `axis` if empty
+
+    @property
+    def name(self) -> str:
+        """Its quantity, and what tells it from the other panels."""
+        return ", ".join(filter(None, (self.title, self.at)))
+
+    def estimate(self, line: MeasuredLine, k: int) -> SeedMean | None:
+        """Return the estimate of a line at an index, None if a seed has no value."""
+        return estimate(line.column(k), line.exact, self.y)
+
+    def estimates(self, line: MeasuredLine) -> Iterator[tuple[Place | None, SeedMean | None]]:
+        """Yield the estimate of each place; None is the place of a level."""
+        if not line.x:
+            yield None, self.estimate(line, 0)
+        for k, place in enumerate(line.x):
+            yield place, self.estimate(line, k)
 
 
-def estimate(values: Values, exact: bool) -> SeedMean | None:
-    """Return the mean of the values of all seeds, None if one is missing.
+def with_stand_in(name: str, stand_in: str) -> str:
+    """Return the name of a line or of a panel, and the data that replace the paper's."""
+    return f"{name} (stand-in: {stand_in})" if stand_in else name
+
+
+def estimate(values: Values, exact: bool, y: str = "") -> SeedMean | None:
+    """Return the mean of a quantity over all seeds, None if one is missing.
 
     A value about which nothing is random is its own interval.
     """
@@ -115,7 +135,7 @@ def estimate(values: Values, exact: bool) -> SeedMean | None:
         return None
     if exact:
         return SeedMean(known[0], (known[0], known[0]))
-    return SeedMean(*intervals.mean(known))
+    return SeedMean(*intervals.mean(known, range_of(y)))
 
 
 def numbers(values: Iterable[float | None]) -> list[float]:

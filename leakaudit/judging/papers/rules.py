@@ -2,19 +2,20 @@
 
 A test is a number for each seed and the range in which it must lie. With several seeds, the 95 %
 interval of its mean decides: inside the range it holds, outside it fails, and otherwise the seeds
-do not tell. With a single seed the number itself decides, and the verdict says so.
+do not tell. A single seed has no interval: its number decides if the item states how much is
+enough; a bare comparison of two numbers counts only if they are farther apart than `ONE_SEED`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 from leakaudit._util.plural import counted
-from leakaudit.core.quantities import QUANTITIES
+from leakaudit.core.quantities import ACCURACIES, ERRORS, QUANTITIES
 from leakaudit.judging.papers.items import (
     ANY,
     EVERY,
@@ -33,16 +34,10 @@ from leakaudit.judging.papers.measured import (
     estimate,
     lookup,
     numbers,
+    with_stand_in,
 )
 
-# Curves whose large or small values are those that a training aims at.
-HIGH = frozenset({"accuracy", "test_accuracy", "test_accuracy_mean_model"})
-LOW = frozenset(
-    (
-        *("loss", "test_loss", "test_loss_mean_model", "test_error", "test_error_mean_model"),
-        *("consensus", "rmse", "rmse_nodes", "rmse_planted", "relative_error"),
-    )
-)
+ONE_SEED = 0.1  # of the larger number compared: a smaller difference of one seed does not count
 TOLD = 2  # most tests of one expectation whose numbers are stated
 
 
@@ -51,7 +46,7 @@ class Outcome(StrEnum):
 
     HOLDS = "holds"
     FAILS = "fails"
-    UNDECIDED = "our seeds disagree"
+    UNDECIDED = "our seeds do not tell"
     MISSING = "not measured"
 
 
@@ -78,7 +73,9 @@ MEANT = {
         "a printed number is missed, or something that the paper shows is not seen; with one seed, "
         "a small scale or a stand-in, this says nothing about the paper yet"
     ),
-    Reproduction.UNDECIDED: "our own runs do not tell: seeds disagree, or results are missing",
+    Reproduction.UNDECIDED: (
+        "our own runs do not tell: seeds disagree or are too few, or results are missing"
+    ),
     Reproduction.LOST: "the paper, or our copy of it, does not say enough to run it",
 }
 
@@ -91,6 +88,12 @@ class ComparedNumber:
     ours: SeedMean | None  # None if it is missing
     outcome: Outcome
     why: str = ""  # why it is missing
+    stand_in: str = ""  # data on which the line ran in place of the paper's
+
+    @property
+    def line(self) -> str:
+        """The name of the line, which says what it ran on."""
+        return with_stand_in(self.printed.line, self.stand_in)
 
     @property
     def deviation(self) -> float | None:
@@ -101,7 +104,7 @@ class ComparedNumber:
     def says(self) -> str:
         """The comparison in words."""
         printed = self.printed
-        name = f"{printed.y} of {printed.line}{where(printed.x)}"
+        name = f"{printed.y} of {self.line}{where(printed.x)}"
         if self.ours is None:
             return f"{name}: printed {printed.value:.4g}, ours is missing ({self.why})"
         return f"{name}: printed {printed.value:.4g}, ours {in_words(self.ours)}"
@@ -128,6 +131,23 @@ class Judged:
     shapes: tuple[TestedShape, ...] = ()
     firm: bool = True  # whether a difference is one from the paper, and not from a smaller run
 
+    @property
+    def seeds_disagree(self) -> bool:
+        """Whether more seeds may decide."""
+        outcomes = {one.outcome for one in self.numbers} | {one.outcome for one in self.shapes}
+        undecided = Outcome.UNDECIDED in outcomes and Outcome.MISSING not in outcomes
+        return self.word is Reproduction.UNDECIDED and undecided
+
+    @property
+    def meant(self) -> str:
+        """What the verdict means for these runs."""
+        if self.word is not Reproduction.DIFFERS:
+            return MEANT[self.word]
+        says = "a printed number is missed, or something that the paper shows is not seen"
+        if self.firm:
+            return says
+        return f"{says} in these runs; alone, they say nothing about the paper yet"
+
 
 def in_words(ours: SeedMean) -> str:
     """Return an estimate with its interval."""
@@ -144,11 +164,11 @@ def compared(printed: Printed, panels: Sequence[MeasuredPanel]) -> ComparedNumbe
     line = lookup(panels, printed.y).get(printed.line)
     if line is None:
         return ComparedNumber(printed, None, Outcome.MISSING, f"there is no {printed.y}")
-    ours = estimate(line.at(printed.x), line.exact)
+    ours = estimate(line.at(printed.x), line.exact, printed.y)
     if ours is None:
         why = line.why or f"no value at {printed.x}"
-        return ComparedNumber(printed, None, Outcome.MISSING, why)
-    return ComparedNumber(printed, ours, _fits(printed, ours))
+        return ComparedNumber(printed, None, Outcome.MISSING, why, line.stand_in)
+    return ComparedNumber(printed, ours, _fits(printed, ours), stand_in=line.stand_in)
 
 
 def _fits(printed: Printed, ours: SeedMean) -> Outcome:
@@ -176,6 +196,7 @@ class _Test:
     high: float = math.inf
     exact: bool = False
     strict: bool = True  # whether the ends of the range are outside it
+    margin: float = 0.0  # how far a single seed must be from an end of the range to count
 
     @property
     def outcome(self) -> Outcome:
@@ -184,6 +205,8 @@ class _Test:
         if found is None:
             return Outcome.MISSING
         low, high = found.ends
+        if found.interval is None:
+            low, high = low - self.margin, high + self.margin
         if self._above(low) and self._below(high):
             return Outcome.HOLDS
         if not self._above(high) or not self._below(low):
@@ -221,7 +244,7 @@ def tested(expected: Expected, panels: Sequence[MeasuredPanel]) -> TestedShape:
     shown = [test for test in tests if test.outcome is outcome] or tests
     words = "; ".join(test.found for test in shown[:TOLD])
     if len(shown) > TOLD:
-        words = f"{words}; and {len(shown) - TOLD} more"
+        words = f"{words}; and {counted(len(shown) - TOLD, 'more comparison')}"
     why = [line.why for line in lines if line.why]
     if outcome is Outcome.MISSING and why:
         words = f"{words} ({why[0]})" if words else why[0]
@@ -298,37 +321,49 @@ def _spread(line: MeasuredLine, like: Sequence[MeasuredLine], x: Place) -> Value
     return dict.fromkeys(seeds, value)
 
 
+def _margin(expected: Expected, *compared: Values) -> float:
+    """Return by how much a single seed must differ, unless the item states a margin."""
+    sizes = [abs(value) for values in compared for value in numbers(values.values())]
+    largest = max(sizes, default=0.0)
+    return ONE_SEED * largest if not expected.by and math.isfinite(largest) else 0.0
+
+
 def _pairs(
-    expected: Expected, lines: Sequence[MeasuredLine], combine: Callable[[float, float], float]
-) -> Iterator[tuple[MeasuredLine, MeasuredLine, Place, dict[int, float | None]]]:
-    """Yield the combined values of each line and the next, at each place."""
-    for one, other in pairwise(lines):
-        for x in _places(expected, (one, other)):
-            pair = (one, other)
-            yield one, other, x, _paired(combine, _spread(one, pair, x), _spread(other, pair, x))
+    expected: Expected,
+    lines: Sequence[MeasuredLine],
+    combine: Callable[[float, float], float],
+    sign: str,
+) -> Iterator[_Test]:
+    """Yield a test of the combined values of each line and the next, at each place."""
+    for pair in pairwise(lines):
+        for x in _places(expected, pair):
+            first, second = (_spread(line, pair, x) for line in pair)
+            yield _Test(
+                f"{pair[0].shown} {sign} {pair[1].shown}{where(x)}",
+                _paired(combine, first, second),
+                low=expected.by,
+                exact=all(line.exact for line in pair),
+                margin=_margin(expected, first, second),
+            )
 
 
 def _above(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
-    for one, other, x, values in _pairs(expected, lines, lambda a, b: a - b):
-        about = f"{one.name} minus {other.name}{where(x)}"
-        yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
+    yield from _pairs(expected, lines, lambda a, b: a - b, "minus")
 
 
 def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
     def divided(a: float, b: float) -> float:
         return a / b if b else math.copysign(math.inf, a) if a else math.nan
 
-    for one, other, x, values in _pairs(expected, lines, divided):
-        about = f"{one.name} / {other.name}{where(x)}"
-        yield _Test(about, values, low=expected.by, exact=one.exact and other.exact)
+    yield from _pairs(expected, lines, divided, "/")
 
 
-def _ends(expected: Expected, line: MeasuredLine) -> dict[int, float | None]:
-    """Return the last value minus the first one, or those at the two places, for each seed."""
+def _ends(expected: Expected, line: MeasuredLine) -> tuple[Values, Values]:
+    """Return the first and the last value of each seed, or those at the two places."""
     if not line.x:  # a level has one value
-        return dict.fromkeys(line.runs)
+        return dict.fromkeys(line.runs), {}
     first, last = expected.between or (FIRST, LAST if expected.x in (EVERY, ANY) else expected.x)
-    return _paired(lambda a, b: b - a, line.at(first), line.at(last))
+    return line.at(first), line.at(last)
 
 
 def _changes(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
@@ -337,8 +372,11 @@ def _changes(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
     high = {"falls": -by, "flat": by}.get(expected.rule, math.inf)
     strict = expected.rule != "flat"
     for line in lines:
-        about = f"{line.name}, last minus first"
-        yield _Test(about, _ends(expected, line), low, high, line.exact, strict)
+        ends = _ends(expected, line)
+        values = _paired(lambda a, b: b - a, *ends)
+        margin = _margin(expected, *ends)
+        about = f"{line.shown}, last minus first"
+        yield _Test(about, values, low, high, line.exact, strict, margin)
 
 
 def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
@@ -348,15 +386,13 @@ def _within(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test
         for line in lines:
             for x in _places(expected, (line,)):
                 values = {s: None if v is None else v - wanted for s, v in line.at(x).items()}
-                about = f"{line.name} minus {wanted:.4g}{where(x)}"
+                about = f"{line.shown} minus {wanted:.4g}{where(x)}"
                 yield _Test(about, values, -by, by, exact=line.exact, strict=False)
         return
     first, *others = lines
     for other in others:
-        for one, next_one, x, values in _pairs(expected, (first, other), lambda a, b: a - b):
-            about = f"{one.name} minus {next_one.name}{where(x)}"
-            exact = one.exact and next_one.exact
-            yield _Test(about, values, -by, by, exact=exact, strict=False)
+        for test in _pairs(expected, (first, other), lambda a, b: a - b, "minus"):
+            yield replace(test, low=-by, high=by, strict=False, margin=0.0)
 
 
 def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]:
@@ -373,15 +409,15 @@ def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
                 found = max(known) - wanted if upwards else wanted - min(known)
                 missed = line.planned and len(known) < len(until)
                 values[seed] = None if missed and found < 0 else found
-        about = f"{line.name} beyond {wanted:.4g}"
+        about = f"{line.shown} beyond {wanted:.4g}"
         yield _Test(about, values, low=0.0, exact=line.exact, strict=False)
 
 
 def _upwards(y: str, known: Sequence[float], wanted: float) -> bool:
     """Return whether a value is reached from below; unless the quantity tells, by the first one."""
-    if y in HIGH or (y in QUANTITIES and QUANTITIES[y].better is max):
+    if y in ACCURACIES or (y in QUANTITIES and QUANTITIES[y].better is max):
         return True
-    if y in LOW or y in QUANTITIES:
+    if y in ERRORS or y in QUANTITIES:
         return False
     return known[0] <= wanted
 
@@ -432,8 +468,8 @@ def judge(
         says = f"a result is missing: {why}"
         return Judged(Reproduction.UNDECIDED, says, printed, shapes)
     if Outcome.UNDECIDED in outcomes:
-        says = "our seeds disagree: run more"
-        return Judged(Reproduction.UNDECIDED, f"{says}; {ran}", printed, shapes)
+        says = f"{Outcome.UNDECIDED}: run more; {ran}"
+        return Judged(Reproduction.UNDECIDED, says, printed, shapes)
     weaker = _weaker(item, printed, own_size, seeds)
     if troubles:
         weaker = f"{counted(len(troubles), 'cell')} without a result: {troubles[0]}"
@@ -471,8 +507,9 @@ def _failed(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape], fi
     for shape in shapes:
         if shape.outcome is Outcome.FAILS:
             failed.append(f"{says} {shape.expected.says}")
-    more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return f"{failed[0]}{more}"
+    if len(failed) == 1:
+        return failed[0]
+    return f"{failed[0]}; {len(failed)} of {len(numbers) + len(shapes)} comparisons fail"
 
 
 def _missing(numbers: Sequence[ComparedNumber], shapes: Sequence[TestedShape]) -> str:

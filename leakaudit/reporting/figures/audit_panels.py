@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from leakaudit._util.plural import named
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
 from leakaudit.reporting.figures.curves import CurveFigure
@@ -28,11 +29,11 @@ from leakaudit.reporting.results.model import (
 STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 MEDIANS = "median, with the range of the medians of the runs"
 BLIND = "blind guess: the mean of the other records"
-# What is reached without a view, and what the bound of a view allows, by probability.
+# What is reached without a view, and what the bounds of views allow, by probability.
 ALLOWED = {
     None: BLIND,
-    0.5: "allowed by the view bound with probability 0.5",
-    0.95: "allowed by the view bound with probability 0.95",
+    0.5: "exceeded for a given record with probability 0.5 at most, by the weakest view bound",
+    0.95: "exceeded for a given record with probability 0.95 at most, by the weakest view bound",
 }
 RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
@@ -48,7 +49,36 @@ def content(record: AuditRecord) -> CurveFigure:
     if not panels:
         rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
     audit = record.audit
-    return CurveFigure(rows, legend(audit, panels), styles(panels), looks(audit))
+    note = "; ".join(unlimited(audit))
+    return CurveFigure(rows, legend(audit, panels), styles(panels), looks(audit), note)
+
+
+def unlimited(audit: AuditPart) -> list[str]:
+    """Return where no limit is drawn because only some of the attacked nodes have a bound."""
+    points = dict[tuple[str, tuple[int, ...]], dict[str, None]]()
+    for one in given(audit.ceilings, ()):
+        missing = _unbounded(audit, one)
+        if missing:
+            where = points.setdefault((one.adversary, tuple(sorted(missing))), {})
+            where[epsilon_name(one.epsilon)] = None
+    said = []
+    for (who, nodes), names in points.items():
+        at = f"{who}, epsilon {', '.join(names)}"
+        said.append(f"no limit ({at}): {named(nodes)} without a bound; see the table ceilings")
+    return said
+
+
+def _unbounded(audit: AuditPart, one: CeilingEntry) -> set[int]:
+    """Return the attacked nodes for whose records a limit does not hold."""
+    holding = given(one.nodes, None)
+    if holding is None:
+        return set()
+    attacked = set[int]()
+    for point in audit.grid:
+        for view in point.read_views():
+            if (point.epsilon, view.adversary) == (one.epsilon, one.adversary):
+                attacked.update([] if view.node is None else [view.node])
+    return attacked - set(holding)
 
 
 def views(record: AuditRecord) -> list[tuple[str, list[plots.Panel]]]:
@@ -131,7 +161,10 @@ def _allowed(
     if one.key not in CeilingEntry.__struct_fields__:
         return []
     lines = []
-    mine = [each for each in given(audit.ceilings, ()) if each.adversary == who]
+    mine = []
+    for each in given(audit.ceilings, ()):
+        if each.adversary == who and not _unbounded(audit, each):
+            mine.append(each)
     for chance, name in ALLOWED.items():
         at = {epsilon_order(c.epsilon): getattr(c, one.key) for c in mine if c.chance == chance}
         values = [at.get(point) for point in points]

@@ -90,9 +90,10 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
     figures = []
     with plots.settings():
         names = _names(content, looks)
-        # Long texts stand below the panels, so that the short ones above need few lines.
-        entries = [entry for entry in names if len(entry[1]) <= SHORT]
-        meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
+        # Short names stand above the panels, in few lines; if one is long, all stand below.
+        long = any(len(text) > SHORT for _, text in names)
+        entries = [] if long else names
+        meanings = [*(names if long else ()), *_meanings(content)]
         head = _room(entries, width) + _room(meanings, width)
         for page in plots.paged(bands, lambda _: HIGH + TITLE, highest - head):
             figure = plots.empty(width, head + len(page) * (HIGH + TITLE))
@@ -183,15 +184,18 @@ def _draw(
     figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
     cells = figure.add_gridspec(len(bands), across)
-    letters = int(across * canvas.wide / LETTER)
+    letters = int(canvas.wide / LETTER)
     for row, band in enumerate(bands):
         for column, panel in enumerate(band.panels):
             place = figure.add_subplot(cells[row, column])
             place.patch.set_visible(False)
-            title = band.title if column == 0 else ""
+            title = panel.heading
+            most = letters
+            if column == 0 and band.title:
+                title, most = band.title, across * letters
             if lettered:
                 title = f"({_letter(band.first + column)}) {title}"
-            place.set_title(plots.said(title, letters))
+            place.set_title(plots.said(title, most))
             _panel(place, panel, canvas)
 
 
@@ -220,7 +224,8 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         return
     count = max(len(line.values) for line in shown.values())
     scale = _Scale.of(panel.points, panel.at or range(count), panel.numeric)
-    dodged = [line.name for line in shown.values() if any(line.intervals)]
+    # A line on an axis of numbers without names, such as rounds, stays where its numbers are.
+    dodged = [line.name for line in shown.values() if any(line.intervals) and panel.points]
     for gid, line in shown.items():
         look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
         shift = 0.0
@@ -418,7 +423,8 @@ def _line(
         # Runs are marked at different rounds, so that markers do not overlap.
         step = max(1, len(drawn) // SPARSE)
         start = look.place * step // len(plots.COLOURS)
-        artist.set_markevery(sorted({*single, *drawn[start::step]}))
+        barred = [k for k in drawn if k < len(line.intervals) and line.intervals[k] is not None]
+        artist.set_markevery(sorted({*single, *(barred or drawn[start::step])}))
     elif not style.marked and single:
         artist.set_marker("_")
         artist.set_markevery(single)

@@ -178,6 +178,7 @@ class Panel:
     empty: str = "not measured"  # text that is shown if there is no value
     # value to which larger ones are reduced, None for none; its tick states it
     cap: float | None = None
+    heading: str = ""  # text above it, which tells it from others
 
 
 Row = tuple[str, Sequence[Panel]]  # title, and panels side by side
@@ -358,7 +359,9 @@ def said(text: str, most: int) -> str:
 
 def wrapped(text: str, letters: int, most: int = 2) -> str:
     """Return text on a few lines."""
-    lines = textwrap.wrap(clean(text), max(8, letters), max_lines=most, placeholder=" …")
+    lines = textwrap.wrap(
+        clean(text), max(8, letters), max_lines=most, placeholder=" …", break_on_hyphens=False
+    )
     return "\n".join(lines)
 
 

@@ -247,8 +247,10 @@ def _of_curves(audit: AuditPart) -> FlatTable:
 
 
 def _of_ceilings(audit: AuditPart) -> FlatTable:
-    columns = ("epsilon", "adversary", "chance", "psnr", "ssim")
-    rows = [_picked(one, *columns) for one in given(audit.ceilings, ())]
+    columns = ("epsilon", "adversary", "chance", "psnr", "ssim", "nodes")
+    rows = []
+    for one in given(audit.ceilings, ()):
+        rows.append({**_picked(one, *columns), "nodes": _joined(given(one.nodes, ()))})
     return of_rows("ceilings", rows, columns)
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from leakaudit._util.plural import capital, counted, named
 from leakaudit.core.quantities import MEASURES
-from leakaudit.core.verdict import Holds, Verdict
+from leakaudit.core.verdict import MOST_TRIALS, Holds, Verdict
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.measured import harm
 from leakaudit.reporting.findings.wording import (
@@ -35,7 +35,7 @@ from leakaudit.reporting.findings.worst_case import (
     whom,
     worst_case,
 )
-from leakaudit.reporting.results.audit_names import VIEW
+from leakaudit.reporting.results.audit_names import SENSITIVITY, VIEW
 from leakaudit.reporting.results.model import (
     AuditRecord,
     CellEntry,
@@ -342,6 +342,12 @@ def _claimed_and_bounded(record: AuditRecord, one: VerdictEntry) -> tuple[str, s
 
 
 def _audit_advice(one: VerdictEntry) -> list[Advice]:
+    again = "leakaudit audit scenario.toml -o out/"
+    if one.verdict in ("REFUTED", "UNSUPPORTED") and one.test == SENSITIVITY:
+        return [  # noise for the assumed sensitivity would not repair it
+            ("Do not publish or rely on this claim.", ""),
+            ("Clip gradients, or assume the sensitivity that the records reach.", again),
+        ]
     if one.verdict in ("REFUTED", "UNSUPPORTED"):
         return [
             ("Do not publish or rely on this claim.", ""),
@@ -349,14 +355,16 @@ def _audit_advice(one: VerdictEntry) -> list[Advice]:
                 "Compute the noise that the claimed epsilon requires.",
                 "leakaudit bound scenario.toml",
             ),
-            ("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
+            ("Audit again with that noise.", again),
         ]
     if one.verdict == "INCONCLUSIVE":
         text = "Supply what is missing; the verdict names it."
-        if one.needs:
-            text = f"Test with more samples: about {one.needs:,} would decide."
+        if one.p is not None:
+            text = "Test a smaller epsilon: no feasible number of samples decides about this one."
+            if one.needs is not None and one.needs <= MOST_TRIALS:
+                text = f"Test with more samples: about {one.needs:,} would decide."
         return [
-            (text, "leakaudit audit scenario.toml -o out/"),
+            (text, again),
             (
                 "Until then, rely on the view bound, which needs no samples.",
                 "leakaudit bound scenario.toml",
@@ -366,7 +374,7 @@ def _audit_advice(one: VerdictEntry) -> list[Advice]:
         (
             "Try stronger adversaries, such as coalitions of curious nodes: `adversaries` in "
             "[audit].",
-            "leakaudit audit scenario.toml -o out/",
+            again,
         ),
         (
             "Keep the result as a limit in CI, so that later changes cannot weaken it.",

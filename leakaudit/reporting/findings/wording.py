@@ -69,6 +69,13 @@ LIMITS = (
     "the scores compare the reconstruction with the truth.",
     "This report and the files beside it contain personal data if the training data does.",
 )
+
+
+def limits(*, attacks: bool) -> tuple[str, ...]:
+    """Return the limits of a report; those of attacks only if something was attacked."""
+    return LIMITS if attacks else LIMITS[2:]
+
+
 REFUSED = (
     "refused: attacks on a node in one run that returned nothing to score; each record of such a "
     "node counts in every mean with the score of a blind guess (the mean of all other records)."

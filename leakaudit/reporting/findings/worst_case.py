@@ -365,7 +365,9 @@ def _shown_by_messages(chosen: Sequence[Finding], counts: _Tally, noun: str, own
     kind = kinds.pop() if len(kinds) == 1 else "combination"
     determined = sum(finding.leak.rows for finding in chosen)
     explained = sum(map(_explained, chosen))
-    inputs = counted(len(counts.exact), f"different input {noun}")
+    # Nodes may hold equal records; a certificate tells apart only those of one gradient.
+    different = "different " * (len({finding.nodes for finding in chosen}) == 1)
+    inputs = counted(len(counts.exact), f"{different}input {noun}")
     return (
         f"{'at least ' * counts.least}{inputs} exactly, from {explained} of "
         f"{counted(determined, f'determined {kind}')} of {owners}"

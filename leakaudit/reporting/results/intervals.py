@@ -8,6 +8,7 @@ from statistics import median
 
 Interval = tuple[float, float]  # lower and upper end
 
+EVERY: Interval = (-math.inf, math.inf)  # the range of a quantity that can have any value
 LEVEL = 0.95  # confidence of the intervals of rates and means
 HUGE = 2.0**500  # values above it are scaled before they are squared or added up
 
@@ -30,16 +31,25 @@ def of_seeds(runs: Iterable[Sequence[float]]) -> Interval | None:
     return min(medians), max(medians)
 
 
-def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
-    """Return the mean of at least one value and its interval.
+def mean(values: Sequence[float], limits: Interval = EVERY) -> tuple[float, Interval | None]:
+    """Return the mean of at least one value and its interval, cut to the quantity's own range.
 
-    If a value is infinite, the interval is the range of all; the mean is NaN unless all are equal.
+    The mean cannot lie in the part that is cut off, so that the interval contains it as often. If
+    a value is infinite, the interval is the range of all; the mean is NaN unless all are equal.
     """
     if all(map(math.isfinite, values)):
         scale = _scale(values)
-        return scale * (math.fsum(value / scale for value in values) / len(values)), of_mean(values)
+        middle = scale * (math.fsum(value / scale for value in values) / len(values))
+        return middle, _cut(of_mean(values), limits)
     middle = values[0] if len({*values}) == 1 else math.nan
     return middle, (min(values), max(values))
+
+
+def _cut(interval: Interval | None, limits: Interval) -> Interval | None:
+    if interval is None:
+        return None
+    low, high = interval
+    return max(low, limits[0]), min(high, limits[1])
 
 
 def of_mean(values: Sequence[float]) -> Interval | None:

@@ -674,13 +674,16 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
 
 
 class CeilingEntry(_Entry, frozen=True, kw_only=True):
-    """What the view bound of one record allows at one point of an audit's grid.
+    """What view bounds allow for one record at one point of an audit's grid.
 
     Attributes:
         epsilon: The point.
-        adversary: Adversary whose views are bounded, by that of the worst node.
-        chance: Upper limit of the probability with which any attack exceeds the following numbers;
-            None for those of a blind guess, the mean of all other records.
+        adversary: Adversary whose views are bounded.
+        chance: Upper limit of the probability with which any attack exceeds the following numbers,
+            for a record that is named beforehand; None for those of a blind guess, the mean of all
+            other records.
+        nodes: Nodes for whose records they hold: all attacked nodes with a bound, by the weakest of
+            their bounds. Absent for a blind guess, and in earlier records for all attacked nodes.
         psnr: PSNR in dB; 200, that of equal images, if nothing is excluded.
         ssim: SSIM; None if it is not defined for these images.
     """
@@ -690,6 +693,7 @@ class CeilingEntry(_Entry, frozen=True, kw_only=True):
     chance: Number | None
     psnr: Number
     ssim: Number | None
+    nodes: tuple[int, ...] | UnsetType = UNSET
 
 
 class AuditPart(_Entry, frozen=True, kw_only=True):

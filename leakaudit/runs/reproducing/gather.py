@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from leakaudit._util import averages
-from leakaudit.core.quantities import QUANTITIES
+from leakaudit._util.plural import counted
+from leakaudit.core.quantities import EPSILONS, QUANTITIES
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.results.cell_files import DONE, CellResult
@@ -18,7 +20,6 @@ from leakaudit.runs.sweeping.cells import PlannedCell
 
 Results = Mapping[str, CellResult]  # by the names of cells
 NOT_RUN = "not run"
-BOUND = ("epsilon", "claimed_epsilon")  # quantities of the worst view of a cell
 
 
 def panels(plan: ReproductionPlan, results: Results) -> list[MeasuredPanel]:
@@ -30,10 +31,13 @@ def panels(plan: ReproductionPlan, results: Results) -> list[MeasuredPanel]:
     for panel in wanted.panel:
         lines = []
         for line in plan.lines:
-            if not panel.lines or line.name in panel.lines:
+            if not panel.lines or line.name in panel.legend:
                 lines.append(_line(plan, line, panel, results))
         title = panel.title or title_of(panel.y)
-        made.append(MeasuredPanel(panel.y, title, wanted.x, tuple(lines), panel.logarithmic))
+        log = panel.logarithmic
+        made.append(
+            MeasuredPanel(panel.y, title, wanted.x, tuple(lines), log, panel.at, wanted.axis)
+        )
     return made
 
 
@@ -46,14 +50,13 @@ def title_of(y: str) -> str:
 
 
 def troubles(plan: ReproductionPlan, results: Results) -> list[str]:
-    """Return why cells have no result, with their names."""
+    """Return why cells have no result, with their names; those that were not run are counted."""
     found = []
-    for key, cell in plan.cells.items():
-        result = results.get(key)
-        if result is None:
-            found.append(f"{cell.words}: {NOT_RUN}")
-        elif result.status != DONE:
-            found.append(f"{cell.words}: {result.says}")
+    for key, result in results.items():
+        if result.status != DONE:
+            found.append(f"{plan.cells[key].words}: {result.says}")
+    if absent := len(plan.cells) - len(results):
+        found.append(f"{absent} of {counted(len(plan.cells), 'cell')}: {NOT_RUN}")
     return found
 
 
@@ -65,23 +68,30 @@ def _line(
     why = ""
     for key in line.cells:
         why = why or _why(results.get(key), panel.y)
+    runs: dict[int, tuple[float | None, ...]] = {}
     if axis == ROUND:
-        curves = {}
         for key, cell in line.cells.items():
             curve = _curve(results.get(key), panel.y)
-            curves[cell.scenario.seed] = curve[:: line.stride]
-        longest = max(map(len, curves.values()), default=0)
-        return MeasuredLine(line.name, tuple(range(longest)), curves, why=why)
-    places = tuple(line.sweep.axes.get(axis, ()))
-    runs = {}
-    for seed in plan.seeds:
+            runs[cell.scenario.seed] = curve[:: line.stride]
+        places: tuple[Any, ...] = tuple(range(max(map(len, runs.values()), default=0)))
+    else:
+        places = tuple(line.sweep.axes.get(axis, ()))
+    for seed in plan.seeds if axis != ROUND else ():
         mine = {k: cell for k, cell in line.cells.items() if cell.scenario.seed == seed}
         if places:
             at = [_at(mine, axis, place, panel.y, results) for place in places]
         else:
             at = [_value(results.get(key), cell, panel.y) for key, cell in mine.items()]
         runs[seed] = tuple(at)
-    return MeasuredLine(line.name, places, runs, why=why, planned=True)
+    return MeasuredLine(
+        line.name,
+        places,
+        runs,
+        why=why,
+        planned=axis != ROUND,
+        legend=panel.legend.get(line.name, ""),
+        stand_in=line.stand_in,
+    )
 
 
 def _at(
@@ -104,7 +114,7 @@ def _value(result: CellResult | None, cell: PlannedCell, y: str) -> float | None
     """Return a quantity of a cell: a score, its bound, or the last value of a curve."""
     if result is None or result.status != DONE:
         return None
-    if y in BOUND:
+    if y in EPSILONS:
         return _bound(result, y)
     if y in SHARES:
         return SHARES[y](result, cell)
@@ -192,6 +202,6 @@ def _why(result: CellResult | None, y: str) -> str:
         return NOT_RUN
     if result.status != DONE:
         return result.says
-    if y in BOUND and not isinstance(result.bound, UnsetType) and result.bound.epsilon is None:
+    if y in EPSILONS and not isinstance(result.bound, UnsetType) and result.bound.epsilon is None:
         return result.bound.why
     return ""

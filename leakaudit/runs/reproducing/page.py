@@ -13,24 +13,24 @@ from leakaudit._util import separated
 from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.plural import capital, counted
 from leakaudit.core.version import VERSION
-from leakaudit.judging.papers.items import LAST, ROUND, Place
+from leakaudit.judging.papers.items import LAST, ROUND, TERMS, Place
 from leakaudit.judging.papers.measured import MeasuredPanel
 from leakaudit.judging.papers.rules import (
-    MEANT,
     ComparedNumber,
+    Judged,
     Outcome,
-    Reproduction,
     in_words,
     where,
 )
 from leakaudit.reporting.figures import curves, paper, plots
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice, Overview
-from leakaudit.reporting.findings.wording import LIMITS
+from leakaudit.reporting.findings.wording import limits
 from leakaudit.reporting.rendering import latex
 from leakaudit.reporting.rendering.html import rendered
 from leakaudit.reporting.rendering.html.inline import inline
 from leakaudit.runs.reproducing import picture
+from leakaudit.runs.reproducing.plan import PAPER, data_root, plan
 from leakaudit.runs.reproducing.run import LINES, RECORD, ClaimRow, Reproduced, words
 
 PAGE = "index.html"
@@ -87,7 +87,7 @@ def _lines(found: Reproduced) -> list[tuple[str, str]]:
 
 
 def _what(one: ComparedNumber) -> str:
-    return f"{one.printed.y}, {one.printed.line}{where(one.printed.x)}"
+    return f"{one.printed.y}, {one.line}{where(one.printed.x)}"
 
 
 def _row(one: ComparedNumber) -> list[separated.Cell]:
@@ -151,7 +151,7 @@ def _content(found: Reproduced) -> Mapping[str, object]:
     if found.panels:
         sections.append(("figure", item.place))
     if judged is not None and (judged.numbers or judged.shapes):
-        sections.append(("numbers", "Printed and ours"))
+        sections.append(("numbers", _compared(judged)))
     if values:
         sections.append(("values", "Values"))
     if found.claims:
@@ -168,6 +168,7 @@ def _content(found: Reproduced) -> Mapping[str, object]:
         "figure": _figure(found),
         "numbers": [] if judged is None else [_shown(one) for one in judged.numbers],
         "shapes": shapes,
+        "compared": "" if judged is None else _compared(judged),
         "values": values,
         "claims": [_claim(row) for row in found.claims],
         "troubles": found.troubles,
@@ -175,12 +176,20 @@ def _content(found: Reproduced) -> Mapping[str, object]:
         "lost": item.lost,
         "undetermined": item.undetermined,
         "chosen": item.chosen,
+        "note": capital(item.note),
+        "terms": TERMS.get(item.paper, {}),
         "command": found.command,
         "files": _files(found),
         "lines": _lines(found),
-        "limits": LIMITS,
+        "limits": limits(attacks=found.plan.attacks),
+        "attacked": found.plan.attacks,
         "provenance": _provenance(found),
     }
+
+
+def _compared(judged: Judged) -> str:
+    """Return the heading of the comparisons."""
+    return "Printed and ours" if judged.numbers else "What the paper shows"
 
 
 def _drawn(found: Reproduced) -> curves.CurveFigure:
@@ -191,7 +200,7 @@ def _figure(found: Reproduced) -> Markup | None:
     if not found.panels:
         return None
     drawn = curves.on_screen(_drawn(found))
-    said = "; ".join(panel.title for panel in found.panels)
+    said = "; ".join(panel.name for panel in found.panels)
     return inline(plots.svg(drawn, "item"), f"{found.item.title}: {said}", {})
 
 
@@ -209,8 +218,9 @@ def _files(found: Reproduced) -> list[tuple[str, str]]:
             ("table.tex", "the same for LaTeX"),
         ]
     made.append((RECORD, "the outcome for programs"))
-    for name, _ in _lines(found):
-        made.append((name, f"one line, also by: leakaudit sweep {name}"))
+    for line, (name, _) in zip(found.plan.lines, _lines(found), strict=True):
+        root = data_root(found.item, [line])
+        made.append((name, f"{line.name}, also by: leakaudit sweep {name}{root}"))
     return made
 
 
@@ -221,18 +231,18 @@ def _values(panels: Sequence[MeasuredPanel]) -> Mapping[str, object] | None:
     for panel in panels:
         places = _table_places(panel)
         for line in panel.lines:
-            row = cells.setdefault(line.name, {})
+            row = cells.setdefault(line.shown, {})
             for heading, place in places:
                 k = line.index(place)
                 headings.append(heading)
-                ours = None if k is None else line.estimate(k)
+                ours = None if k is None else panel.estimate(line, k)
                 row[heading] = "-" if ours is None else in_words(ours)
     if not cells:
         return None
     headings = list(dict.fromkeys(headings))
     rows = [(name, [row.get(h, "") for h in headings]) for name, row in cells.items()]
     seeds = max(len(line.runs) for panel in panels for line in panel.lines)
-    over = "mean over seeds, with its 95 % interval" if seeds > 1 else "one seed: no intervals"
+    over = "mean over seeds, with its 95 % interval" if seeds > 1 else picture.SINGLE
     note = f"{over}; all values are in figure.csv"
     return {"headings": headings, "rows": rows, "note": note}
 
@@ -241,10 +251,11 @@ def _table_places(panel: MeasuredPanel) -> list[tuple[str, Place]]:
     """Return the places of a table of values, with their headings."""
     longest = max(panel.lines, key=lambda line: len(line.x), default=None)
     if longest is None or not longest.x:
-        return [(panel.title, LAST)]
+        return [(panel.name, LAST)]
+    name = f"{panel.name}, {panel.across or panel.axis}"
     if panel.axis == ROUND or len(longest.x) > PLACES:
-        return [(f"{panel.title}, {panel.axis} {longest.x[-1]}", LAST)]
-    return [(f"{panel.title}, {panel.axis} {place}", place) for place in longest.x]
+        return [(f"{name} {longest.x[-1]}", LAST)]
+    return [(f"{name} {place}", place) for place in longest.x]
 
 
 def _claim(row: ClaimRow) -> Mapping[str, object]:
@@ -268,13 +279,18 @@ def _claim(row: ClaimRow) -> Mapping[str, object]:
 def _first(found: Reproduced) -> Overview:
     item = found.item
     advice: list[Advice] = []
+    judged = found.judged
+    known = item.numbers("paper") or item.shapes("paper")
     if found.blocked:
-        data = " --data-root FOLDER" if item.data else ""
-        advice.append(("Provide what is missing.", f"{found.command}{data}"))
-    elif not found.plan.own_size and found.judged is not None:
+        advice.append(("Provide what is missing.", found.command))
+    elif not found.plan.own_size and judged is not None and known:
+        paper = plan(item, PAPER)
         text = "Run it at the paper's own size."
-        advice.append((text, f"leakaudit reproduce {item.argument} --scale paper"))
-    if found.judged is not None and found.judged.word is Reproduction.UNDECIDED and found.panels:
+        if paper.size:
+            text = f"Run it at the paper's own size: {paper.size}; here {found.plan.size}."
+        command = f"leakaudit reproduce {item.argument} --scale paper"
+        advice.append((text, f"{command}{data_root(item, paper.lines)}"))
+    if judged is not None and judged.seeds_disagree:
         seeds = max(3, 2 * len(found.plan.seeds))
         advice.append(("Run more seeds.", found.command_with(seeds)))
     facts = [
@@ -287,14 +303,14 @@ def _first(found: Reproduced) -> Overview:
         facts.append(("stand-in", item.stand_in))
     certainty = ""
     if found.judged is not None:
-        certainty = f"{found.judged.word}: {MEANT[found.judged.word]}."
+        certainty = f"{capital(found.judged.meant)}."
     partial = ""
     if found.left:
         partial = f"{counted(found.left, 'result')} missing; the same command continues."
     return Overview(
         topic=f"{item.full_name}: {item.title}",
         says=found.sentence,
-        certainty=f"{certainty} {capital(item.note)}".strip(),
+        certainty=certainty,
         level=found.level,
         badge=found.word,
         advice=advice,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from leakaudit.core.quantities import QUANTITIES
+from leakaudit.core.quantities import ACCURACIES, QUANTITIES, range_of
 from leakaudit.judging.papers.items import ROUND, Place
-from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
+from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel, with_stand_in
 from leakaudit.reporting.figures import plots
 from leakaudit.reporting.figures.curves import CurveFigure
 from leakaudit.reporting.results.intervals import Interval
@@ -18,14 +18,13 @@ ROWS = 3  # panels side by side
 NOTE = "bars: 95 % interval of the mean over {} seeds (Student's t)"
 SINGLE = "one seed: no intervals"
 SMALL = "small scale: the page says how it differs from the paper"
-SHARES = frozenset({"ssim", "exact", "certified", "recovered", "labels", "label_correct"})
 
 
 def content(panels: Sequence[MeasuredPanel], seeds: int, *, own_size: bool) -> CurveFigure:
     """Return the figure of some panels."""
     drawn = [_panel(panel) for panel in panels]
     rows = [("", drawn[k : k + ROWS]) for k in range(0, len(drawn), ROWS)]
-    names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
+    names = dict.fromkeys(_legend(line) for panel in panels for line in panel.lines)
     random = any(not line.exact for panel in panels for line in panel.lines)
     notes = [] if own_size else [SMALL]
     if random:
@@ -33,15 +32,25 @@ def content(panels: Sequence[MeasuredPanel], seeds: int, *, own_size: bool) -> C
     return CurveFigure(rows, {name: name for name in names}, {}, note="; ".join(notes))
 
 
+def _legend(line: MeasuredLine) -> str:
+    return line.legend or line.shown
+
+
+def _title(panel: MeasuredPanel) -> str:
+    """Return the name of the vertical axis, with stand-ins that the legend does not name."""
+    found = dict.fromkeys(line.stand_in for line in panel.lines if line.legend and line.stand_in)
+    return with_stand_in(panel.title, ", ".join(found))
+
+
 def _panel(panel: MeasuredPanel) -> plots.Panel:
     places = _places(panel.lines)
     numbers = _numbers(places)
     named = panel.axis != ROUND and len(places) <= NAMED
     style = "seeds" if named else "run"
-    share = panel.y in SHARES
     quantity = QUANTITIES.get(panel.y)
+    share = range_of(panel.y)[1] == 1.0 and panel.y not in ACCURACIES
     cap = None if quantity is None else plots.cap(quantity.unit)
-    lines = tuple(_line(line, places, style, cap) for line in panel.lines)
+    lines = tuple(_line(panel, k, places, style, cap) for k in range(len(panel.lines)))
     points: tuple[str, ...] = ()
     at: tuple[float, ...] = ()
     if named:
@@ -49,9 +58,9 @@ def _panel(panel: MeasuredPanel) -> plots.Panel:
     elif numbers:
         at = tuple(numbers)
     return plots.Panel(
-        panel.title,
+        _title(panel),
         lines,
-        panel.axis,
+        panel.across or panel.axis,
         points or (("",) if not places else ()),
         numeric=bool(numbers),
         at=at,
@@ -59,6 +68,7 @@ def _panel(panel: MeasuredPanel) -> plots.Panel:
         high=1.0 if share else None,
         log=panel.logarithmic,
         cap=cap,
+        heading=panel.at,
     )
 
 
@@ -87,25 +97,30 @@ def _numbers(places: Sequence[Place]) -> list[float]:
 
 
 def _line(
-    line: MeasuredLine, places: Sequence[Place], style: str, cap: float | None
+    panel: MeasuredPanel, number: int, places: Sequence[Place], style: str, cap: float | None
 ) -> plots.PlotLine:
+    line = panel.lines[number]
     top = math.inf if cap is None else cap
     if not line.x:
-        found = line.estimate(0)
+        found = panel.estimate(line, 0)
         level = None if found is None else min(found.mean, top)
-        return plots.PlotLine(line.name, "level", [level] * max(1, len(places)))
+        return plots.PlotLine(_legend(line), "level", [level] * max(1, len(places)))
     where = {place: k for k, place in enumerate(line.x)}
     values: list[float | None] = []
     intervals: list[Interval | None] = []
     every = max(1, len(places) // BARS)
+    first = 0
+    if style == "run":  # lines have their bars at different places, as they are not set apart
+        every = max(every, min(len(panel.lines), len(places) // 2))
+        first = number * every // len(panel.lines)
     for n, place in enumerate(places):
         k = where.get(place)
-        found = None if k is None else line.estimate(k)
+        found = None if k is None else panel.estimate(line, k)
         values.append(None if found is None else min(found.mean, top))
-        shown = found is not None and not line.exact and (len(places) - 1 - n) % every == 0
+        shown = found is not None and not line.exact and (len(places) - 1 - n - first) % every == 0
         between = found.interval if shown and found is not None else None
         intervals.append(plots.capped(between, top))
-    return plots.PlotLine(line.name, style, values, intervals)
+    return plots.PlotLine(_legend(line), style, values, intervals)
 
 
 def rows(
@@ -114,9 +129,9 @@ def rows(
     """Yield quantity, line, place, and mean and both ends of its interval, for CSV."""
     for panel in panels:
         for line in panel.lines:
-            for place, found in line.estimates():
+            for place, found in panel.estimates(line):
                 if found is None:
-                    yield panel.y, line.name, place, [None, None, None]
+                    yield panel.y, line.shown, place, [None, None, None]
                     continue
                 low, high = found.interval or (math.nan, math.nan)
-                yield panel.y, line.name, place, [found.mean, low, high]
+                yield panel.y, line.shown, place, [found.mean, low, high]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from leakaudit._util import config
+from leakaudit._util.plural import counted
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.papers.items import ROUND, Change, Item, ItemPlan, Line, merged
@@ -32,11 +33,17 @@ class LinePlan:
     table: Mapping[str, Any]  # the file of this sweep, with its tables `scenario` and `sweep`
     versions: Mapping[str, str | None]
     stride: int = 1  # rounds of the protocol in a round of the figure
+    stand_in: str = ""  # data that replace the paper's; empty for the paper's
 
     @cached_property
     def cells(self) -> dict[str, PlannedCell]:
         """Its cells by the names of their results."""
         return StoredPlan(self.sweep, self.versions).keyed
+
+    @property
+    def data(self) -> set[str]:
+        """The data sets of its cells."""
+        return {cell.scenario.data for cell in self.cells.values()}
 
     @property
     def toml(self) -> str:
@@ -52,6 +59,22 @@ class ReproductionPlan:
     scale: str
     seeds: tuple[int, ...]
     lines: tuple[LinePlan, ...]  # none for an item without a plan
+
+    @property
+    def attacks(self) -> bool:
+        """Whether anything is attacked."""
+        return any(line.sweep.attacks for line in self.lines)
+
+    @property
+    def size(self) -> str:
+        """How much is computed, in words; empty for an item without cells."""
+        run = [cell.scenario for cell in self.cells.values()]
+        if not run:
+            return ""
+        nodes = counted(max(one.nodes for one in run), "node")
+        rounds = counted(max(one.rounds for one in run), "round")
+        records = counted(max(one.samples for one in run), "record")
+        return f"{counted(len(run), 'cell')} of up to {nodes}, {rounds} and {records} a node"
 
     @property
     def own_size(self) -> bool:
@@ -103,6 +126,11 @@ def _seeds(wanted: ItemPlan, scale: str) -> int:
     return wanted.small.seeds or 1
 
 
+def data_root(item: Item, lines: Iterable[LinePlan]) -> str:
+    """Return the option for the folder of data, empty if no line needs data that must be there."""
+    return " --data-root FOLDER" * any(line.data & {*item.data} for line in lines)
+
+
 def _line(
     item: Item,
     wanted: ItemPlan,
@@ -111,6 +139,17 @@ def _line(
     seeds: int,
     versions: Mapping[str, str | None],
 ) -> LinePlan:
+    table = _table(wanted, line, scale)
+    table["sweep"]["seeds"] = seeds
+    data = table["scenario"].get("data", "")
+    stand_in = "" if data == _table(wanted, line, PAPER)["scenario"].get("data", "") else data
+    name = f"{item.full_name}, line {line.name}"
+    made = tables.of(config.ConfigTable(table, name, name), f"{name}, scenario")
+    return LinePlan(line.name, made, table, versions, line.stride, stand_in)
+
+
+def _table(wanted: ItemPlan, line: Line, scale: str) -> dict[str, dict[str, Any]]:
+    """Return the tables `scenario` and `sweep` of a line at a scale."""
     changes = [Change(scenario=wanted.scenario, sweep=wanted.sweep)]
     if scale == SMALL:
         changes.append(wanted.small)
@@ -122,11 +161,7 @@ def _line(
     for change in changes:
         scenario = merged(scenario, change.scenario)
         sweep = merged(sweep, change.sweep)
-    sweep["seeds"] = seeds
-    table = {"scenario": scenario, "sweep": sweep}
-    name = f"{item.full_name}, line {line.name}"
-    made = tables.of(config.ConfigTable(table, name, name), f"{name}, scenario")
-    return LinePlan(line.name, made, table, versions, line.stride)
+    return {"scenario": scenario, "sweep": sweep}
 
 
 def _check_axis(item: Item, line: LinePlan) -> None:

@@ -29,7 +29,7 @@ from leakaudit.reporting.findings.wording import VERDICT_ORDER
 from leakaudit.reporting.results import provenance
 from leakaudit.reporting.results.cell_files import CellResult
 from leakaudit.runs.reproducing import gather
-from leakaudit.runs.reproducing.plan import ReproductionPlan
+from leakaudit.runs.reproducing.plan import ReproductionPlan, data_root
 from leakaudit.runs.sweeping.run import SweepOptions, compute, remaining
 from leakaudit.runs.sweeping.store import Store
 from leakaudit.tasks.shared import SharedData
@@ -178,7 +178,7 @@ class Reproduced:
             words.append(f"--scale {self.plan.scale}")
         if self.plan.lines or seeds > 1:
             words.append(f"--seeds {seeds}")
-        return " ".join(words)
+        return " ".join(words) + data_root(self.item, self.plan.lines)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain values; `StoredOutcome` reads a part of them."""
@@ -223,6 +223,7 @@ def _number(one: rules.ComparedNumber) -> dict[str, Json]:
             interval = [_plain(end) for end in one.ours.interval]
     return {
         "line": printed.line,
+        "stand_in": one.stand_in,
         "quantity": printed.y,
         "x": printed.x,
         "place": printed.place,
@@ -257,7 +258,13 @@ class ReproductionRun:
     @property
     def left(self) -> int:
         """Number of results that the same command would still compute."""
-        return sum(one.left for one in self.found if one.item.full_name not in self.blocked)
+        return sum(one.left for one in self.found if not one.blocked)
+
+    @property
+    def total(self) -> int:
+        """Number of all results: cells, functions that draw, and claims."""
+        run = [one for one in self.found if not one.blocked]
+        return sum(len(one.plan.cells) + one.item.drawn + len(one.item.claims) for one in run)
 
     def place(self, item: Item) -> Path:
         """Return the folder of an item."""

@@ -15,7 +15,7 @@ from leakaudit._util import averages
 from leakaudit._util.files import replacing
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.quantities import Place, shown
+from leakaudit.core.quantities import Place, range_of, shown
 from leakaudit.reporting.figures import curves, plots, sweep_figure
 from leakaudit.reporting.findings.measured import Record, record_keys
 from leakaudit.reporting.findings.measured import values as values_of
@@ -283,7 +283,7 @@ def _over_seeds(group: Sequence[SweptCell]) -> dict[str, TrainedStatistics] | Un
     found = {}
     for name, values in columns.items():
         if len(values) == len(group):
-            mean, interval = intervals.mean(values)
+            mean, interval = intervals.mean(values, range_of(name))
             low, high = interval or (None, None)
             found[name] = TrainedStatistics(
                 mean=None if math.isnan(mean) else encoded(mean),

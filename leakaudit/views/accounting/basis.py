@@ -37,8 +37,8 @@ CONVEX: Ground = (
 REACTING: Ground = (
     "node",
     "no epsilon per record, because a changed record changes the models, and thereby later "
-    "gradients by more than the sensitivity; specify --smoothness. The node's epsilon holds if "
-    "any two gradients of the node, at any two models, differ by at most the sensitivity",
+    "gradients by more than the sensitivity. The node's epsilon holds if any two gradients of the "
+    "node, at any two models, differ by at most the sensitivity",
 )
 STEERED: Ground = (
     "none",
@@ -55,11 +55,16 @@ class Basis:
     stronger: str = ""  # the adversary for which it was computed, if not the adversary itself
     # Lipschitz constant of the gradients, if the ground is `SMOOTH`
     smoothness: float | None = None
-    not_smooth: str = ""  # why a specified smoothness did not help
+    not_smooth: str = ""  # why no smoothness gives an epsilon per record
     # why the adversary's own view has no bound, if that of a stronger one replaces it
     own_view: str = ""
     # whether releases are composed one by one, by the law of their noise
     by_release: bool = False
+
+    @property
+    def wants_smoothness(self) -> bool:
+        """Whether a smoothness gives an epsilon per record, of which there is none."""
+        return self.ground == REACTING and not self.not_smooth
 
     @property
     def unit(self) -> str:
@@ -75,7 +80,9 @@ class Basis:
         if self.stronger:
             text += f"; upper bound, computed for one who {self.stronger}"
         if self.not_smooth:
-            text += f" (with the smoothness: {self.not_smooth})"
+            text += f" (with any smoothness: {self.not_smooth})"
+        elif self.wants_smoothness:
+            text += "; specify --smoothness for an epsilon per record"
         if self.by_release:
             text += "; composed release by release"
         if self.own_view:

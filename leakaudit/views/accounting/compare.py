@@ -409,7 +409,9 @@ def _between(comparison: Comparison) -> str:
     exact = comparison.exact
     least = comparison.least
     if exact is None:
-        return "there is no epsilon per record to compare with the claim; specify --smoothness"
+        basis = comparison.bound.basis
+        wanted = "; specify --smoothness" if basis is not None and basis.wants_smoothness else ""
+        return f"there is no epsilon per record to compare with the claim{wanted}"
     if least is None:
         return f"epsilon is at most {exact:.4g}, but it is not known whether this is attained"
     return f"epsilon is between {least:.4g} and {exact:.4g}, and so is the claim"

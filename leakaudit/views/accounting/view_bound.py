@@ -55,6 +55,9 @@ SCALED = ("mu", "attained", "linear", "reached", "node_mu")
 CONTRADICTION = (
     "its upper bound is below what records attain, which is a defect of leakaudit; please report it"
 )
+UNBOUNDED = "messages determine a combination of gradients, or do not bound what a noise hides"
+# A smoothness that is tried to see whether there is a bound with one, which no other value changes.
+ANY = 1.0
 
 
 @dataclass(frozen=True)
@@ -406,15 +409,21 @@ def _least(
     basis = Basis(grounds.STEERED)
     node_mu = math.inf
     not_smooth = ""
+    helps = False  # whether some smoothness gives a bound
     for view in views:
         mu = math.inf
         now = Basis(grounds.MODELS_SEEN, view.stronger)
         if view.lowest == 2:
             mu = _of_record(view, turns)
-        elif view.lowest == 1 and smoothness is not None:
+        elif view.lowest == 1 and not helps:
             now = Basis(grounds.SMOOTH, view.stronger, smoothness)
             try:
-                mu = _drifted(view, turns, smoothness)
+                if smoothness is not None:
+                    mu = _drifted(view, turns, smoothness)
+                    not_smooth = UNBOUNDED if mu == math.inf else ""
+                else:
+                    drift(view.knowledge, view.targets, 1.0, ANY)
+                    helps = True
             except LeakauditError as e:
                 not_smooth = str(e)
         if mu < record_mu:
@@ -428,7 +437,7 @@ def _least(
         if not record_mu:
             basis = replace(basis, ground=grounds.UNSEEN)
     elif node_mu < math.inf:
-        basis = Basis(grounds.REACTING, not_smooth=not_smooth)
+        basis = Basis(grounds.REACTING, not_smooth="" if helps else not_smooth)
     else:
         basis = Basis(grounds.STEERED, not_smooth=not_smooth)
     if node_mu < math.inf:
@@ -552,17 +561,21 @@ def _by_release(
     messages. Raises LeakauditError with both reasons if there is no such bound either.
     """
     found = replace(empty, gradients=None)
+    not_smooth = ""
     try:
-        found = _released(protocol, found, smoothness, anywhere=False)
+        return _with_epsilons(_released(protocol, found, smoothness, anywhere=False))
     except LeakauditError as e:
-        not_record = str(e)
-    else:
-        return _with_epsilons(found)
+        if smoothness is not None:
+            not_smooth = str(e)
+    if smoothness is None:
+        try:
+            _released(protocol, found, ANY, anywhere=False)
+        except LeakauditError as e:
+            not_smooth = str(e)
     try:
         found = _released(protocol, found, smoothness, anywhere=True)
     except LeakauditError as e:
         raise LeakauditError(f"{why}; release by release: {e}") from None
-    not_smooth = not_record if smoothness is not None else ""
     basis = Basis(grounds.REACTING, grounds.ALL_MESSAGES, not_smooth=not_smooth, by_release=True)
     return _with_epsilons(replace(found, basis=basis))
 

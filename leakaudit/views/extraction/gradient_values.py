@@ -94,6 +94,7 @@ def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | 
         others=tuple(other for other in sums[0] if other != node),
         batch=None if leaked.batch is None else nodes * leaked.batch,
         records=None if leaked.records is None else nodes * leaked.records,
+        statistics={},  # those of one node are not those of the large batch
     )
 
 
@@ -121,6 +122,8 @@ def _leak(
         solved = dict(zip(unknown, values[m:], strict=True))
         theta = models(deduction, points, solved)
     rounds = [declared.vectors[g].round for g in columns.first]
+    disclosed = batch_statistics.disclosed(view, found.node, rounds)
+    computed, mixed = batch_statistics.computed(deduction, found.knowledge, found.node, rounds)
     model_rounds = [max(declared.points[g].rounds) for g in columns.first]
     return GradientLeak(
         node=found.node,
@@ -140,9 +143,9 @@ def _leak(
         step=_step(found.knowledge, columns.places[0]),
         adversary=str(view.adversary),
         formula=text,
-        scope="; ".join(filter(None, (found.scope, deduction.rests_on))),
+        scope="; ".join(filter(None, (found.scope, deduction.rests_on, mixed))),
         theta_rounds=torch.tensor(model_rounds),
-        statistics=batch_statistics.of(view, found.node, rounds),
+        statistics={**disclosed, **computed},
     )
 
 

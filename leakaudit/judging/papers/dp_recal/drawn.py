@@ -91,7 +91,7 @@ def _activations(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
             exact(f"degree / 2 E, {kind}", nodes, [graph.degree(i) / total for i in nodes]),
             of_seeds(f"share of activations, {kind}", nodes, seeds, shares),
         ]
-        panels.append(MeasuredPanel("share", f"share of activations, {kind}", "agent", lines))
+        panels.append(MeasuredPanel("share", "share of activations", "agent", lines, at=kind))
     return panels
 
 
@@ -148,8 +148,9 @@ def _divergence(scale: str, seeds: Sequence[int]) -> Sequence[MeasuredPanel]:
             exact(f"rho alpha, sigma = {noise:g}", ORDERS, [rho * a for a in ORDERS]),
             exact(f"integral, sigma = {noise:g}", ORDERS, [renyi(noise, a) for a in ORDERS]),
         ]
-        title = f"Rényi divergence, Delta = 1 and sigma = {noise:g}"
-        panels.append(MeasuredPanel("divergence", title, "order alpha", lines))
+        title = "Rényi divergence, Delta = 1"
+        at = f"sigma = {noise:g}"
+        panels.append(MeasuredPanel("divergence", title, "order alpha", lines, at=at))
     return panels
 
 

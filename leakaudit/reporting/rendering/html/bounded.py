@@ -10,7 +10,7 @@ from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice, Overview
-from leakaudit.reporting.findings.wording import LIMITS, significant
+from leakaudit.reporting.findings.wording import limits, significant
 from leakaudit.reporting.findings.worst_case import who, whom
 from leakaudit.reporting.rendering.html import rendered, topology
 from leakaudit.reporting.results.model import TraceSummary
@@ -49,7 +49,8 @@ def page(
         "left_out": max(0, len(ordered) - SHOWN),
         "remarks": remarks,
         "unclear": unclear,
-        "limits": LIMITS,
+        "limits": limits(attacks=False),
+        "attacked": False,
         "provenance": [
             ("leakaudit", VERSION),
             (

@@ -40,7 +40,7 @@ def panels(record: RunRecord) -> list[tuple[str, list[_HeadedFigure]]]:
 
 
 def refusals(record: RunRecord) -> list[str]:
-    """Describe at which grid points attacks of an audit returned nothing for some nodes."""
+    """Describe where attacks of an audit returned nothing for some nodes, or no limit is drawn."""
     said = []
     if isinstance(record, AuditRecord):
         for curve in record.audit.curves:
@@ -48,7 +48,9 @@ def refusals(record: RunRecord) -> list[str]:
             if refused:
                 where = f"{curve.attack} at {point_of(curve.epsilon)}, by {curve.adversary}"
                 said.append(f"{where}: {refusal(given(curve.attacked, 0), refused)}")
-    return [REFUSED, *said] if said else []
+        missing = audit_panels.unlimited(record.audit)
+        return [*([REFUSED, *said] if said else []), *missing]
+    return []
 
 
 def _drawn(

@@ -9,8 +9,9 @@ from markupsafe import Markup
 from leakaudit._util.plural import counted
 from leakaudit.reporting.findings.overview import Advice, Overview
 from leakaudit.reporting.findings.wording import (
-    LIMITS,
     REFUSED,
+    is_attacked,
+    limits,
     sweep_counts,
     sweep_says,
     worst_setting,
@@ -35,6 +36,7 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
     if troubles:
         sections.append(("troubles", "Failures and refusals"))
     sections += [("limits", "Limits of this report"), ("provenance", "Provenance")]
+    attacked = any(map(is_attacked, sweep.points))
     return {
         "title": "leakaudit: sweep",
         "source": "results.json",
@@ -47,7 +49,8 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
         "left_out": max(0, len(rows) - SHOWN),
         "refused": REFUSED,
         "troubles": troubles,
-        "limits": LIMITS,
+        "limits": limits(attacks=attacked),
+        "attacked": attacked,
         "provenance": _provenance(sweep),
     }
 

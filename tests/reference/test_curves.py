@@ -203,7 +203,11 @@ def test_gaps_and_single_points_are_drawn() -> None:
     assert 4 in marked
     assert [text.get_text() for text in norm.texts] == ["norm of w: no finite value"]
     assert not norm.axison
-    assert mse.get_xlabel() == "round (zeros are not shown)"
+    assert mse.get_xlabel() == "round"
+    (logarithmic,) = _drawn(figure)[2]
+    zero = mse.get_yticks()[0]
+    assert np.asarray(logarithmic.get_ydata())[1] == zero < 1e-9
+    assert mse.get_yticklabels()[0].get_text() == "0"
     assert loss.get_xlabel() == "round"
     with pytest.raises(la.LeakauditError, match="at most 8 runs"):
         training_chart.chart({str(k): broken for k in range(9)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -222,6 +222,9 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     if not drawable:
         plots.say_instead(place, ": ".join(filter(None, (title, panel.empty))))
         return
+    zero = _below(drawable) if log and 0 in values else None
+    if zero is not None:
+        shown = {gid: _at_zero(line, zero) for gid, line in shown.items()}
     count = max(len(line.values) for line in shown.values())
     scale = _Scale.of(panel.points, panel.at or range(count), panel.numeric)
     # A line on an axis of numbers without names, such as rounds, stays where its numbers are.
@@ -232,21 +235,34 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         if line.name in dodged:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
         _line(place, line, look, scale, shift, log, gid)
-    _vertical(place, panel, drawable, log)
-    axis = _axis_name(panel.axis)
-    if log and min(values) <= 0:
-        axis = f"{axis} (zeros are not shown)"
-    place.set_xlabel(axis)
+    _vertical(place, panel, drawable, log, zero)
+    place.set_xlabel(_axis_name(panel.axis))
     place.set_xlim(*scale.limits)
     _horizontal(place, panel, scale, canvas.wide)
 
 
-def _vertical(place: Axes, panel: plots.Panel, values: Sequence[float], log: bool) -> None:
+def _below(values: Sequence[float]) -> float:
+    """Return a power of ten below some values, where zero stands on a logarithmic axis."""
+    return float(10.0 ** (math.floor(math.log10(min(values))) - 1))
+
+
+def _at_zero(line: plots.PlotLine, zero: float) -> plots.PlotLine:
+    """Return a line whose zeros stand at a place of a logarithmic axis."""
+    values = tuple(zero if value == 0 else value for value in line.values)
+    intervals = tuple(
+        None if one is None else (one[0] or zero, one[1] or zero) for one in line.intervals
+    )
+    return replace(line, values=values, intervals=intervals)
+
+
+def _vertical(
+    place: Axes, panel: plots.Panel, values: Sequence[float], log: bool, zero: float | None
+) -> None:
     from matplotlib import ticker
 
     place.tick_params(axis="y", length=0)
     if log:
-        _number_powers(place, values)
+        _number_powers(place, values, zero)
         return
     reached = [
         value for value in (*values, panel.low, panel.high) if plots.is_drawn(value, log=False)
@@ -259,17 +275,21 @@ def _vertical(place: Axes, panel: plots.Panel, values: Sequence[float], log: boo
     place.yaxis.set_major_formatter(lambda v, _: plots.tick(v, panel.cap))
 
 
-def _number_powers(place: Axes, values: Sequence[float]) -> None:
-    """Make the vertical axis logarithmic, and name powers of ten."""
+def _number_powers(place: Axes, values: Sequence[float], zero: float | None) -> None:
+    """Make the vertical axis logarithmic, and name powers of ten and the place of zero."""
     from matplotlib import ticker
 
     first = math.floor(math.log10(min(values)))
     last = max(math.ceil(math.log10(max(values))), first + 1)
     place.set_yscale("log")
-    place.set_ylim(10.0**first, 10.0**last)
+    low = 10.0**first if zero is None else zero / 2  # so that markers at zero are whole
+    place.set_ylim(low, 10.0**last)
     powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
-    place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
-    place.yaxis.set_major_formatter(lambda v, _: _power(round(math.log10(v))))
+    ticks = [10.0**k for k in powers]
+    if zero is not None:
+        ticks.insert(0, zero)
+    place.yaxis.set_major_locator(ticker.FixedLocator(ticks))
+    place.yaxis.set_major_formatter(lambda v, _: "0" if v == zero else _power(round(math.log10(v))))
     place.yaxis.set_minor_locator(ticker.NullLocator())
 
 

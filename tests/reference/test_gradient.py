@@ -50,7 +50,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
 def attacked(*words: str, code: int = 0) -> dict[str, Any]:
     """The finding of a command on a gradient."""
     assert main(["attack", *words, *TOLD, "--levels", "255", "-o", "out", "-q"]) == code
-    (finding,) = record_file.read(Path("out/results.json"))["findings"]
+    results: Any = record_file.read(Path("out/results.json"))
+    (finding,) = results["findings"]
     return dict(finding)
 
 
@@ -84,7 +85,8 @@ def test_the_records_come_back_from_files_of_every_form(saved: Saved, form: str)
 
 def test_safetensors_and_npz_are_read(saved: Saved) -> None:
     save_file({k: v.contiguous() for k, v in saved.weights.items()}, "w.safetensors")
-    np.savez("g.npz", **{name: value.numpy() for name, value in saved.gradient.items()})
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in saved.gradient.items()}
+    np.savez("g.npz", **arrays)
     told = ["--gradient", "g.npz", "--weights", "w.safetensors", "--classes", "10"]
     found = attacked(*told, "--batch", "3")
     assert found["certificate"]["name"] == "EXACT"

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart, deviation
-from leakaudit.capture.tap.guessing.guess import guess, named
+from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
@@ -284,7 +284,8 @@ args = { hidden = "32,48,24" }
 shape = [1, 8, 8]
 classes = 10
 """
-TASK = named("mlp", {"hidden": "32,48,24"}, (1, 8, 8), 10, "cross_entropy")
+SPEC = la.TaskSpec("mlp", {"hidden": "32,48,24"}, shape=(1, 8, 8), classes=10)
+TASK = la.Task.build(SPEC)
 
 
 @dataclass(frozen=True)

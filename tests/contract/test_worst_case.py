@@ -152,6 +152,12 @@ def test_a_record_that_several_sums_contain_counts_once() -> None:
     assert "open which image" in of(*sums((0, 1), (2, 3))).certainty
 
 
+def test_owners_that_are_not_those_of_the_records_are_not_used() -> None:
+    (one, other) = sums((0, 1), (2, 3))
+    one["scores"]["owners"] = [0, 1, 2]
+    assert "recovered all 4 training images of nodes 0 to 3 exactly." in of(one, other).says
+
+
 def test_without_a_truth_only_sums_without_common_nodes_count() -> None:
     case = of(*sums((0, 1), (1, 2), (3, 4), scored=False))
     assert "at least 4 input images exactly" in case.says

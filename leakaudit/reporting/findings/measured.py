@@ -18,7 +18,7 @@ from leakaudit.reporting.results.model import (
     given,
 )
 
-Record: TypeAlias = tuple[int | tuple[int, ...], int]  # its owner or owners, and its place there
+Record: TypeAlias = tuple[int, int]  # its owner, and its place among the owner's records
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
 HALF_ENERGY = 3.0  # dB
 CHANCE = 0.05  # largest probability with which a guess may do what an attack is credited with
@@ -41,7 +41,9 @@ def of_record(column: MaybeColumn, record: int) -> float | None:
 
 def record_keys(scores: Scores, node: int) -> list[Record]:
     """Name every true record of a finding by its owner and its place among the owner's records."""
-    owners = given(scores.owners, ()) or (node,) * len(scores.matched)
+    owners = given(scores.owners, ())
+    if len(owners) != len(scores.matched):  # of one node, or in a file of a stranger
+        owners = (node,) * len(scores.matched)
     found: list[Record] = []
     seen: Counter[int] = Counter()
     for owner in owners:

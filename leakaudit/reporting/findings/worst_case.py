@@ -23,6 +23,7 @@ from leakaudit.reporting.findings.measured import (
     values,
 )
 from leakaudit.reporting.results.model import (
+    NO_SCORES,
     AttackRecord,
     Finding,
     NumberColumn,
@@ -102,31 +103,26 @@ class WorstCase:
 
 @dataclass(frozen=True)
 class _Tally:
-    """The records that findings are about, and those that were recovered exactly."""
+    """How many records findings are about, and how many were recovered exactly."""
 
-    records: frozenset[Record] | None = frozenset()  # None if it is not known which
-    exact: frozenset[Record] = frozenset()
-    proven: frozenset[Record] = frozenset()  # those of them that the attack certified
-    wrong: frozenset[Record] = frozenset()  # certified ones that differ from the originals
+    records: int | None = 0  # number of true records, None if it is not known
+    exact: int = 0  # number of records that were recovered exactly
+    proven: int = 0  # how many of these the attack certified
+    wrong: int = 0  # number of certified records that differ from the originals
     least: bool = False  # whether more records may be exact
 
-    def __or__(self, other: _Tally) -> _Tally:
-        """Return the records of both."""
+    def __add__(self, other: _Tally) -> _Tally:
+        """Count other records as well."""
         records = None
         if self.records is not None and other.records is not None:
-            records = self.records | other.records
+            records = self.records + other.records
         return _Tally(
             records,
-            self.exact | other.exact,
-            self.proven | other.proven,
-            self.wrong | other.wrong,
+            self.exact + other.exact,
+            self.proven + other.proven,
+            self.wrong + other.wrong,
             self.least or other.least,
         )
-
-    @property
-    def total(self) -> int | None:
-        """The number of records, if it is known."""
-        return None if self.records is None else len(self.records)
 
 
 def worst_case(
@@ -246,7 +242,7 @@ def is_outsider(adversary: str) -> bool:
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     """Count the records that were recovered exactly."""
     counts = _together(_best_of_nodes(findings))
-    return len(counts.exact), counts.total
+    return counts.exact, counts.records
 
 
 def parsed(adversary: str) -> Adversary | None:
@@ -279,7 +275,7 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     scored = all(finding.scores is not None for finding in showing)
     whose = named(sorted(owners))
     if scored:
-        what = f"{_share_of(len(counts.exact), counts.total, noun, whose)} exactly"
+        what = f"{_share_of(counts.exact, counts.records, noun, whose)} exactly"
     else:
         what = _shown_by_messages(chosen, counts, noun, whose)
     summed = any(len(finding.nodes) > 1 and _tally(finding).proven for finding in chosen)
@@ -327,7 +323,7 @@ def refuted(record: RunRecord) -> str:
 
 
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
-    wrong = [(finding, len(_tally(finding).wrong)) for finding in findings]
+    wrong = [(finding, _tally(finding).wrong) for finding in findings]
     count = sum(one for _, one in wrong)
     if not count:
         return None
@@ -359,15 +355,15 @@ def _shown_by_messages(chosen: Sequence[Finding], counts: _Tally, noun: str, own
     A description says how many records there are, but only the messages show which were used.
     """
     verified = all(_origin(one, "samples") == Origin.VERIFIED.name for one in chosen)
-    if verified and counts.total is not None:
-        return f"{_share_of(len(counts.exact), counts.total, noun, owners, 'input')} exactly"
+    if verified and counts.records is not None:
+        return f"{_share_of(counts.exact, counts.records, noun, owners, 'input')} exactly"
     kinds = {finding.leak.kind for finding in chosen}
     kind = kinds.pop() if len(kinds) == 1 else "combination"
     determined = sum(finding.leak.rows for finding in chosen)
     explained = sum(map(_explained, chosen))
     # Nodes may hold equal records; a certificate tells apart only those of one gradient.
     different = "different " * (len({finding.nodes for finding in chosen}) == 1)
-    inputs = counted(len(counts.exact), f"{different}input {noun}")
+    inputs = counted(counts.exact, f"{different}input {noun}")
     return (
         f"{'at least ' * counts.least}{inputs} exactly, from {explained} of "
         f"{counted(determined, f'determined {kind}')} of {owners}"
@@ -375,7 +371,7 @@ def _shown_by_messages(chosen: Sequence[Finding], counts: _Tally, noun: str, own
 
 
 def _explained(finding: Finding) -> int:
-    certified = len(_tally(finding).proven)
+    certified = _tally(finding).proven
     if not certified:
         return 0
     rounds = given(finding.rounds, ())
@@ -416,7 +412,7 @@ def _how_certain(counts: _Tally, premises: Sequence[str], *, scored: bool) -> st
     """Say how certain exact results are, given what they assume."""
     premise = "".join(f"{one}, " for one in premises)
     if counts.wrong:
-        wrong = counted(len(counts.wrong), "other result")
+        wrong = counted(counts.wrong, "other result")
         return (
             "This was found by comparison with the originals. The attack also proves "
             f"{wrong} to be exact that differ from the originals. "
@@ -432,7 +428,7 @@ def _how_certain(counts: _Tally, premises: Sequence[str], *, scored: bool) -> st
         )
     if counts.proven:
         return capital(
-            f"{premise}{len(counts.proven)} of these results are certain without seeing the "
+            f"{premise}{counts.proven} of these results are certain without seeing the "
             "originals; the others were confirmed by comparison with them."
         )
     return (
@@ -451,60 +447,67 @@ def _best_of_nodes(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _exact_then_harm(finding: Finding) -> tuple[float, ...]:
-    return len(_tally(finding).exact), *harm(finding)
+    return _tally(finding).exact, *harm(finding)
 
 
-def _together(findings: Iterable[Finding]) -> _Tally:
-    """Return the records of several findings; one that several sums contain counts once.
+def _together(findings: Sequence[Finding]) -> _Tally:
+    """Count the records of several findings; one that several sums contain counts once.
 
     Without a truth, results of sums with common nodes may be the same record: only the larger sum
     counts.
     """
-    found = _Tally()
+    found = _compared([one for one in findings if one.scores is not None])
     covered: set[int] = set()
-    for finding in sorted(findings, key=lambda one: len(_tally(one).exact), reverse=True):
+    unseen = [one for one in findings if one.scores is None]
+    for finding in sorted(unseen, key=lambda one: _tally(one).exact, reverse=True):
         tallied = _tally(finding)
-        if finding.scores is None and not covered.isdisjoint(finding.nodes):
-            tallied = _Tally(None, least=bool(tallied.exact))
+        if not covered.isdisjoint(finding.nodes):
+            tallied = _Tally(None, least=tallied.exact > 0)
         covered.update(finding.nodes)
-        found |= tallied
+        found += tallied
     return found
 
 
 def _tally(finding: Finding) -> _Tally:
+    if finding.scores is not None:
+        return _compared([finding])
+    certified = _certified(finding)
+    return _Tally(finding.batch, certified, certified)
+
+
+def _certified(finding: Finding) -> int:
     certified = 0
     if finding.certificate.name == "EXACT":
         certified = finding.batch or 1
-    certified = given(finding.certified, certified)
-    scores = finding.scores
-    if scores is None:
-        records = None if finding.batch is None else _unnamed(finding, finding.batch)
-        unseen = _unnamed(finding, certified)
-        return _Tally(records, unseen, unseen)
-    keys = record_keys(scores, finding.node)
+    return given(finding.certified, certified)
+
+
+def _compared(findings: Sequence[Finding]) -> _Tally:
+    """Count the records of findings that were compared with a truth, which names them."""
+    every: set[Record] = set()
     exact: set[Record] = set()
     proven: set[Record] = set()
     wrong: set[Record] = set()
-    for record, (key, row) in enumerate(zip(keys, scores.matched, strict=True)):
-        if row is None:
-            continue
-        is_certified = row < certified
-        is_exact = bool(of_record(scores.exact, record))
-        if is_certified and not values(scores.exact):
-            error = of_record(scores.relative_error, record)
-            is_exact = error is not None and error <= ROUNDING
-        if is_exact:
-            exact.add(key)
-        if is_certified and is_exact:
-            proven.add(key)
-        elif is_certified:
-            wrong.add(key)
-    return _Tally(frozenset(keys), frozenset(exact), frozenset(proven), frozenset(wrong))
-
-
-def _unnamed(finding: Finding, count: int) -> frozenset[Record]:
-    """Return some records of a finding without a truth, which says whose they are."""
-    return frozenset((finding.nodes, k) for k in range(count))
+    for finding in findings:
+        scores = finding.scores or NO_SCORES
+        certified = _certified(finding)
+        keys = record_keys(scores, finding.node)
+        every.update(keys)
+        for record, (key, row) in enumerate(zip(keys, scores.matched, strict=True)):
+            if row is None:
+                continue
+            is_certified = row < certified
+            is_exact = bool(of_record(scores.exact, record))
+            if is_certified and not values(scores.exact):
+                error = of_record(scores.relative_error, record)
+                is_exact = error is not None and error <= ROUNDING
+            if is_exact:
+                exact.add(key)
+            if is_certified and is_exact:
+                proven.add(key)
+            elif is_certified:
+                wrong.add(key)
+    return _Tally(len(every), len(exact), len(proven), len(wrong))
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:

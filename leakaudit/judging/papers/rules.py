@@ -97,8 +97,12 @@ class ComparedNumber:
 
     @property
     def deviation(self) -> float | None:
-        """Ours minus the printed number."""
-        return None if self.ours is None else self.ours.mean - self.printed.value
+        """Ours minus the printed number; None if a difference of infinite numbers is not known."""
+        if self.ours is None or math.isnan(self.ours.mean):
+            return None
+        if self.ours.mean == self.printed.value:  # also infinity
+            return 0.0
+        return self.ours.mean - self.printed.value
 
     @property
     def says(self) -> str:
@@ -360,9 +364,9 @@ def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]
 
 def _ends(expected: Expected, line: MeasuredLine) -> tuple[Values, Values]:
     """Return the first and the last value of each seed, or those at the two places."""
-    if not line.x:  # a level has one value
-        return dict.fromkeys(line.runs), {}
     first, last = expected.between or (FIRST, LAST if expected.x in (EVERY, ANY) else expected.x)
+    if line.index(first) == line.index(last):  # one place, such as that of a level
+        return dict.fromkeys(line.runs), {}
     return line.at(first), line.at(last)
 
 

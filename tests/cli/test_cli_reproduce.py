@@ -436,6 +436,18 @@ def test_an_item_is_like_another_one_of_its_folder(
     ("old", "new", "says"),
     [
         ("tolerance = 1.0", "tolerance = inf", "finite tolerance"),
+        ("value = 0.2", "value = inf", "only an epsilon can be inf"),
+        ("value = 0.2", "value = nan", "expected a finite number"),
+        ('place = "Table 9"', 'place = "Table 9"\nx = nan', "expected finite numbers, got nan"),
+        ('place = "Table 9"', f'place = "Table 9"\nx = 1{"0" * 400}', "expected finite numbers"),
+        ('place = "Table 9"', 'place = "Table 9"\nscale = "small"', "scale"),
+        ('rule = "above"', 'rule = "above"\nby = nan', "expected finite numbers"),
+        ('rule = "above"', 'rule = "above"\nby = -1.0', "by is a number >= 0, got -1"),
+        ('rule = "above"', 'rule = "ratio"', "by is a number > 0"),
+        ('rule = "above"', 'rule = "falls"\nbetween = [0, inf]', "expected finite numbers"),
+        ('rule = "above"', 'rule = "flat"\nbetween = ["last", "last"]', "got last twice"),
+        ('rule = "above"', 'rule = "flat"\nx = "first"', "got first twice"),
+        ('["D-PSGD, no step", "D-PSGD"]', '["D-PSGD", "D-PSGD"]', "a name twice"),
         ('small = "5 of 8 rounds"', "", "how the small scale differs"),
         ("[plan]\n", '[plan]\nx = "epsilonn"\n', "the horizontal axis is epsilonn"),
     ],
@@ -447,6 +459,26 @@ def test_an_item_that_would_allow_a_false_verdict_is_rejected(
     assert old in text
     file.write_text(text.replace(old, new, 1))
     assert says in refused(capsys, "reproduce", file.name, "-o", "out")
+    assert not Path("out").exists()
+
+
+def test_all_numbers_of_the_paper_are_compared_at_its_own_size(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = CURVES.replace("[plan.small.scenario]\nrounds = 5\n", "")
+    text = text.replace('small = "5 of 8 rounds"', 'small = ""')
+    file.write_text(text.replace('place = "Table 9"', 'place = "Table 9"\nscale = "paper"'))
+    assert "scale: expected none" in refused(capsys, "reproduce", file.name, "-o", "out")
+    file.write_text(text.replace('rule = "above"', 'rule = "above"\nscale = "small"'))
+    assert "scale: expected none" in refused(capsys, "reproduce", file.name, "-o", "out")
+
+
+def test_only_the_papers_of_leakaudit_have_functions(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text('kind = "figure"\ntitle = "t"\nplace = "p"\ndrawn = true\nsmall = ""\n')
+    assert "drawn: expected a table [plan]" in refused(capsys, "reproduce", file.name, "-o", "out")
+    assert not Path("out").exists()
 
 
 def test_items_whose_folders_would_be_the_same_or_outside_are_rejected(

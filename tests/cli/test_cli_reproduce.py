@@ -450,6 +450,21 @@ def test_an_item_is_like_another_one_of_its_folder(
         ('["D-PSGD, no step", "D-PSGD"]', '["D-PSGD", "D-PSGD"]', "a name twice"),
         ('small = "5 of 8 rounds"', "", "how the small scale differs"),
         ("[plan]\n", '[plan]\nx = "epsilonn"\n', "the horizontal axis is epsilonn"),
+        ('place = "Figure 9"', 'place = "Figure 9"\nclaims = [999]', "row 999 does not exist"),
+        ("alpha = 0.0001", "alpha = 0.3", "its runs are those of line D-PSGD"),
+        ('name = "D-PSGD"\n', 'name = "D-PSGD"\nstride = 9\n', "stride: expected at most"),
+        (
+            "[plan]\n",
+            '[plan]\nsweep = { adversaries = ["node:1", "eavesdropper"] }\n',
+            "adversaries",
+        ),
+        ("[plan]\n", '[plan]\nsweep = { attacks = ["auto", "analytic"] }\n', "attacks has several"),
+        ("[plan]\n", '[plan]\nx = "l2"\nsweep = { over = { l2 = [1, 1.0] } }\n', "distinct"),
+        (
+            'title = "L',
+            'data = ["mnist"]\ntitle = "L',
+            "data: no line at the paper's size has mnist",
+        ),
     ],
 )
 def test_an_item_that_would_allow_a_false_verdict_is_rejected(
@@ -458,7 +473,8 @@ def test_an_item_that_would_allow_a_false_verdict_is_rejected(
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
-    assert says in refused(capsys, "reproduce", file.name, "-o", "out")
+    words = [file.name, "-o", "out", "--scale", "paper"]
+    assert says in refused(capsys, "reproduce", *words)
     assert not Path("out").exists()
 
 

@@ -275,6 +275,42 @@ def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
     assert again["claims"] == found["claims"]
 
 
+def test_numbers_are_stated_together_with_a_claim_that_is_refuted(
+    capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(CURVES.replace("[plan]\n", "claims = [3, 12]\n[plan]\n", 1))
+    words = [file.name, "-o", "out", "--scale", "paper", "--seeds", "3"]
+    (found,) = made(capsys, *words)
+    assert [row["verdict"] for row in found["claims"]] == ["REFUTED", "NOT_REFUTED"]
+    assert found["word"] == "REPRODUCED"
+    assert found["why"].endswith("the paper's size; row 3 of the scoreboard: REFUTED")
+    assert found["level"] == "error"
+    lost = 'kind = "table"\ntitle = "lost"\nplace = "Table 1"\nlost = "the table"\n'
+    Path("table1.toml").write_text(lost)
+    made(capsys, "table1.toml", *words)
+    assert "1 of 2 published items come out" in (index := Path("out/index.html").read_text())
+    assert "of 1, a claim is refuted" in index
+
+    file.write_text(CURVES.replace("[plan]\n", "claims = [13]\n[plan]\n", 1))
+    monkeypatch.setattr("leakaudit.runs.reproducing.run.expired", lambda: True)
+    (found,) = made(capsys, *words)
+    assert found["why"].endswith("row 13 of the scoreboard: not evaluated")
+    assert found["level"] == "warning"
+    theorem = 'kind = "theorem"\ntitle = "t"\nplace = "Theorem 1"\nclaims = [12, 13]\n'
+    Path("theorem1.toml").write_text(theorem)
+    (found,) = made(capsys, "theorem1.toml", "-o", "out")
+    assert found["word"] == "NOT DETERMINED"
+
+
+def test_an_item_of_which_a_part_is_lost_is_not_reproduced(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text(CURVES.replace("[plan]\n", 'lost = "the captions"\n[plan]\n', 1))
+    (found,) = made(capsys, file.name, "-o", "out", "--scale", "paper", "--seeds", "3")
+    assert found["word"] == "SAME SHAPE"
+    assert found["why"] == "not known of the paper: the captions"
+
+
 def test_data_that_are_missing_are_no_result(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:

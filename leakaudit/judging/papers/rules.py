@@ -67,7 +67,7 @@ MEANT = {
     ),
     Reproduction.SAME_SHAPE: (
         "what the paper shows holds, but no printed number was compared at the paper's own size "
-        "with several seeds"
+        "with several seeds, or a part of the paper is not known"
     ),
     Reproduction.DIFFERS: (
         "a printed number is missed, or something that the paper shows is not seen; with one seed, "
@@ -461,7 +461,7 @@ def judge(
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)
     if Outcome.FAILS in outcomes:
-        firm = own_size and not item.stand_in and seeds != 1
+        firm = own_size and not item.stand_in and not item.lost and seeds != 1
         says = f"{_failed(printed, shapes, firm)}; {ran}"
         return Judged(Reproduction.DIFFERS, says, printed, shapes, firm)
     if not outcomes and not troubles:
@@ -490,6 +490,8 @@ def _weaker(item: Item, numbers: Sequence[ComparedNumber], own_size: bool, seeds
         reasons.append(f"small scale: {item.small}")
     if item.stand_in:
         reasons.append(item.stand_in)
+    if item.lost:
+        reasons.append(f"not known of the paper: {item.lost}")
     if not numbers:
         reasons.append("the paper prints no number to compare with")
     elif all(one.printed.figure for one in numbers):

@@ -275,6 +275,27 @@ def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
     assert again["claims"] == found["claims"]
 
 
+def test_the_accuracy_of_a_model_that_diverged_is_missing(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = CURVES.replace('model = "logistic"', 'model = "mlp"').replace("0.0001", "1e30")
+    text = text.replace('\nlines = ["D-PSGD"]', "").replace("falls", "ends")
+    text = text.replace(
+        'lines = ["D-PSGD, no step", "D-PSGD"]\ny = "loss"',
+        ('lines = ["D-PSGD", "D-PSGD, no step"]\ny = "accuracy"'),
+    )
+    file.write_text(text)
+    (found,) = made(capsys, file.name, "-o", "out", "--scale", "paper")
+    assert found["word"] == "NOT DETERMINED"
+    (shape,) = found["expectations"]
+    assert shape["outcome"] == "not measured"
+    assert "a run diverged" in shape["found"]
+    rows = Path("out/own/fig9/figure.csv").read_text().splitlines()
+    mine = [row for row in rows if row.startswith('"accuracy","D-PSGD",')]
+    assert len(mine) == 9
+    assert not any(row.endswith(",,,") for row in mine[1:])
+
+
 def test_numbers_are_stated_together_with_a_claim_that_is_refuted(
     capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from msgspec import UnsetType
 
 from leakaudit._util import averages
 from leakaudit._util.plural import counted
-from leakaudit.core.quantities import EPSILONS, QUANTITIES
+from leakaudit.core.quantities import ACCURACIES, EPSILONS, QUANTITIES
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.results.cell_files import DONE, CellResult
@@ -104,10 +105,18 @@ def _at(
 
 
 def _curve(result: CellResult | None, y: str) -> tuple[float | None, ...]:
-    """Return the values of a quantity by round."""
+    """Return the values of a quantity by round; NaN for accuracies of a model that diverged.
+
+    Such a model has an accuracy, that of the first class, but no finite loss.
+    """
     if result is None or isinstance(result.curves, UnsetType) or y not in result.curves:
         return ()
-    return tuple(decoded(value) for value in result.curves[y])
+    values = [decoded(value) for value in result.curves[y]]
+    losses = result.curves.get(y.replace("accuracy", "loss"), ()) if y in ACCURACIES else ()
+    for k, loss in enumerate(map(decoded, losses)):
+        if values[k] is not None and (loss is None or not math.isfinite(loss)):
+            values[k] = math.nan
+    return tuple(values)
 
 
 def _value(result: CellResult | None, cell: PlannedCell, y: str) -> float | None:

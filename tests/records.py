@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from leakaudit.core import registry
 from leakaudit.reporting.findings.wording import summary
 from leakaudit.reporting.results import record_file
-from leakaudit.reporting.results.cell_files import CellFinding
+from leakaudit.reporting.results.cell_files import CellConfig, CellFinding, CellResult
 from leakaudit.reporting.results.model import (
     Finding,
     LeakSummary,
@@ -200,6 +200,36 @@ def in_a_cell(scores: Scores) -> CellFinding:
         scores=scores,
         residual=None,
         note="",
+    )
+
+
+def cell_result(
+    *findings: CellFinding,
+    records: int = 1,
+    refused: Mapping[int, Scores] | None = None,
+    nodes: tuple[int, ...] = (),
+) -> CellResult:
+    """Return the result of a cell of a sweep; `refused` are the scores of nodes by node."""
+    config = CellConfig(
+        scenario={},
+        adversary="eavesdropper",
+        attack="analytic",
+        settings={},
+        epsilon=None,
+        nodes=nodes,
+        gradients=8,
+        device="cpu",
+    )
+    missed = refused or {}
+    return CellResult(
+        config=config,
+        status="done",
+        says="",
+        constants={},
+        records=records,
+        findings=findings,
+        refused=tuple(missed.values()),
+        reasons={str(node): "no gradient" for node in missed},
     )
 
 

@@ -198,6 +198,11 @@ def range_of(name: str) -> tuple[float, float]:
     return -high, high  # SSIM reaches from -1 to 1
 
 
+def is_value(name: str, number: float) -> bool:
+    """Return whether a number is a value of a quantity; only an epsilon can be infinite."""
+    return math.isfinite(number) or (name in EPSILONS and number == math.inf)
+
+
 def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quantity, ...]:
     """Return the rows of a place, of one kind, that some data has; of images without fallbacks."""
     found = []

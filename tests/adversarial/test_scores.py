@@ -13,7 +13,7 @@ from statistics import fmean, median
 import numpy as np
 import pytest
 import torch
-from records import in_a_cell
+from records import cell_result, in_a_cell
 from torch import Tensor
 
 import leakaudit as la
@@ -239,7 +239,7 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
         wording.spread(fitted(plain, Scores).psnr, PSNR)
         == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
     )
-    columns = merge.columns([in_a_cell(fitted(plain, Scores))], 4, 10.0)
+    columns = merge.columns(cell_result(in_a_cell(fitted(plain, Scores)), records=4), 10.0)
     assert columns.recovered == 1  # the mean image has 14 dB, and recovers nothing
     assert len(getattr(columns, PSNR.key)) == 4
 

@@ -275,6 +275,63 @@ def test_an_item_of_claims_shows_their_verdicts_and_keeps_them(
     assert again["claims"] == found["claims"]
 
 
+def test_the_accuracy_of_a_model_that_diverged_is_missing(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = CURVES.replace('model = "logistic"', 'model = "mlp"').replace("0.0001", "1e30")
+    text = text.replace('\nlines = ["D-PSGD"]', "").replace("falls", "ends")
+    text = text.replace(
+        'lines = ["D-PSGD, no step", "D-PSGD"]\ny = "loss"',
+        ('lines = ["D-PSGD", "D-PSGD, no step"]\ny = "accuracy"'),
+    )
+    file.write_text(text)
+    (found,) = made(capsys, file.name, "-o", "out", "--scale", "paper")
+    assert found["word"] == "NOT DETERMINED"
+    (shape,) = found["expectations"]
+    assert shape["outcome"] == "not measured"
+    assert "a run diverged" in shape["found"]
+    rows = Path("out/own/fig9/figure.csv").read_text().splitlines()
+    mine = [row for row in rows if row.startswith('"accuracy","D-PSGD",')]
+    assert len(mine) == 9
+    assert not any(row.endswith(",,,") for row in mine[1:])
+
+
+def test_numbers_are_stated_together_with_a_claim_that_is_refuted(
+    capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(CURVES.replace("[plan]\n", "claims = [3, 12]\n[plan]\n", 1))
+    words = [file.name, "-o", "out", "--scale", "paper", "--seeds", "3"]
+    (found,) = made(capsys, *words)
+    assert [row["verdict"] for row in found["claims"]] == ["REFUTED", "NOT_REFUTED"]
+    assert found["word"] == "REPRODUCED"
+    assert found["why"].endswith("the paper's size; row 3 of the scoreboard: REFUTED")
+    assert found["level"] == "error"
+    lost = 'kind = "table"\ntitle = "lost"\nplace = "Table 1"\nlost = "the table"\n'
+    Path("table1.toml").write_text(lost)
+    made(capsys, "table1.toml", *words)
+    assert "1 of 2 published items come out" in (index := Path("out/index.html").read_text())
+    assert "of 1, a claim is refuted" in index
+
+    file.write_text(CURVES.replace("[plan]\n", "claims = [13]\n[plan]\n", 1))
+    monkeypatch.setattr("leakaudit.runs.reproducing.run.expired", lambda: True)
+    (found,) = made(capsys, *words)
+    assert found["why"].endswith("row 13 of the scoreboard: not evaluated")
+    assert found["level"] == "warning"
+    theorem = 'kind = "theorem"\ntitle = "t"\nplace = "Theorem 1"\nclaims = [12, 13]\n'
+    Path("theorem1.toml").write_text(theorem)
+    (found,) = made(capsys, "theorem1.toml", "-o", "out")
+    assert found["word"] == "NOT DETERMINED"
+
+
+def test_an_item_of_which_a_part_is_lost_is_not_reproduced(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text(CURVES.replace("[plan]\n", 'lost = "the captions"\n[plan]\n', 1))
+    (found,) = made(capsys, file.name, "-o", "out", "--scale", "paper", "--seeds", "3")
+    assert found["word"] == "SAME SHAPE"
+    assert found["why"] == "not known of the paper: the captions"
+
+
 def test_data_that_are_missing_are_no_result(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
@@ -436,8 +493,35 @@ def test_an_item_is_like_another_one_of_its_folder(
     ("old", "new", "says"),
     [
         ("tolerance = 1.0", "tolerance = inf", "finite tolerance"),
+        ("value = 0.2", "value = inf", "only an epsilon can be inf"),
+        ("value = 0.2", "value = nan", "expected a finite number"),
+        ('place = "Table 9"', 'place = "Table 9"\nx = nan', "expected finite numbers, got nan"),
+        ('place = "Table 9"', f'place = "Table 9"\nx = 1{"0" * 400}', "expected finite numbers"),
+        ('place = "Table 9"', 'place = "Table 9"\nscale = "small"', "scale"),
+        ('rule = "above"', 'rule = "above"\nby = nan', "expected finite numbers"),
+        ('rule = "above"', 'rule = "above"\nby = -1.0', "by is a number >= 0, got -1"),
+        ('rule = "above"', 'rule = "ratio"', "by is a number > 0"),
+        ('rule = "above"', 'rule = "falls"\nbetween = [0, inf]', "expected finite numbers"),
+        ('rule = "above"', 'rule = "flat"\nbetween = ["last", "last"]', "got last twice"),
+        ('rule = "above"', 'rule = "flat"\nx = "first"', "got first twice"),
+        ('["D-PSGD, no step", "D-PSGD"]', '["D-PSGD", "D-PSGD"]', "a name twice"),
         ('small = "5 of 8 rounds"', "", "how the small scale differs"),
         ("[plan]\n", '[plan]\nx = "epsilonn"\n', "the horizontal axis is epsilonn"),
+        ('place = "Figure 9"', 'place = "Figure 9"\nclaims = [999]', "row 999 does not exist"),
+        ("alpha = 0.0001", "alpha = 0.3", "its runs are those of line D-PSGD"),
+        ('name = "D-PSGD"\n', 'name = "D-PSGD"\nstride = 9\n', "stride: expected at most"),
+        (
+            "[plan]\n",
+            '[plan]\nsweep = { adversaries = ["node:1", "eavesdropper"] }\n',
+            "adversaries",
+        ),
+        ("[plan]\n", '[plan]\nsweep = { attacks = ["auto", "analytic"] }\n', "attacks has several"),
+        ("[plan]\n", '[plan]\nx = "l2"\nsweep = { over = { l2 = [1, 1.0] } }\n', "distinct"),
+        (
+            'title = "L',
+            'data = ["mnist"]\ntitle = "L',
+            "data: no line at the paper's size has mnist",
+        ),
     ],
 )
 def test_an_item_that_would_allow_a_false_verdict_is_rejected(
@@ -446,7 +530,28 @@ def test_an_item_that_would_allow_a_false_verdict_is_rejected(
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
-    assert says in refused(capsys, "reproduce", file.name, "-o", "out")
+    words = [file.name, "-o", "out", "--scale", "paper"]
+    assert says in refused(capsys, "reproduce", *words)
+    assert not Path("out").exists()
+
+
+def test_all_numbers_of_the_paper_are_compared_at_its_own_size(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    text = CURVES.replace("[plan.small.scenario]\nrounds = 5\n", "")
+    text = text.replace('small = "5 of 8 rounds"', 'small = ""')
+    file.write_text(text.replace('place = "Table 9"', 'place = "Table 9"\nscale = "paper"'))
+    assert "scale: expected none" in refused(capsys, "reproduce", file.name, "-o", "out")
+    file.write_text(text.replace('rule = "above"', 'rule = "above"\nscale = "small"'))
+    assert "scale: expected none" in refused(capsys, "reproduce", file.name, "-o", "out")
+
+
+def test_only_the_papers_of_leakaudit_have_functions(
+    capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    file.write_text('kind = "figure"\ntitle = "t"\nplace = "p"\ndrawn = true\nsmall = ""\n')
+    assert "drawn: expected a table [plan]" in refused(capsys, "reproduce", file.name, "-o", "out")
+    assert not Path("out").exists()
 
 
 def test_items_whose_folders_would_be_the_same_or_outside_are_rejected(

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from records import column, in_a_cell
+from records import cell_result, column, in_a_cell
 
 from leakaudit._util import plural, seeds, settings
 from leakaudit.attacks import GradInversion
@@ -92,7 +92,7 @@ def scores_of(**changes: Any) -> Scores:
 
 @pytest.mark.parametrize(("psnr", "recovered"), [(20.0, 1), (19.99, 0)])
 def test_a_record_at_the_threshold_of_a_sweep_is_recovered(psnr: float, recovered: int) -> None:
-    found = merge.columns([in_a_cell(scores_of(psnr=column(psnr)))], 1, 20.0)
+    found = merge.columns(cell_result(in_a_cell(scores_of(psnr=column(psnr)))), 20.0)
     assert found.recovered == recovered
 
 
@@ -113,7 +113,7 @@ def test_a_cell_that_is_done_in_one_part_is_done(
 def test_records_of_refused_nodes_count_in_a_curve() -> None:
     found = scores_of(psnr=column(30.0), labels_found=1.0)
     refused = scores_of(psnr={**column(None), "missed": [7.0]}, matched=[None], not_recovered=1)
-    columns = merge.columns([in_a_cell(found)], 2, 20.0, [refused])
+    columns = merge.columns(cell_result(in_a_cell(found), records=2, refused={1: refused}), 20.0)
     assert cast(Any, columns).psnr == (30.0, 7.0)
     cell = SweptCell(
         key="0" * 64,

@@ -27,14 +27,14 @@ def line(name: str, *runs: Row, exact: bool = False, x: Sequence[Place] = ()) ->
     return MeasuredLine(name, places, values, exact)
 
 
-def panel(*lines: MeasuredLine) -> list[MeasuredPanel]:
-    return [MeasuredPanel("loss", "loss", "round", tuple(lines))]
+def panel(*lines: MeasuredLine, y: str = "loss") -> list[MeasuredPanel]:
+    return [MeasuredPanel(y, y, "round", tuple(lines))]
 
 
-def outcome(lines: Sequence[MeasuredLine], rule: str, **more: object) -> Outcome:
-    entries: dict[str, object] = {"says": "it holds", "rule": rule, "y": "loss", **more}
+def outcome(lines: Sequence[MeasuredLine], rule: str, y: str = "loss", **more: object) -> Outcome:
+    entries: dict[str, object] = {"says": "it holds", "rule": rule, "y": y, **more}
     expected = Expected(**entries)  # type: ignore[arg-type]
-    return rules.tested(expected, panel(*lines)).outcome
+    return rules.tested(expected, panel(*lines, y=y)).outcome
 
 
 def item(printed: Sequence[Printed] = (), expected: Sequence[Expected] = (), **more: str) -> Item:
@@ -182,9 +182,11 @@ def test_every_and_any_look_at_all_places_in_common() -> None:
         ((0.1, 0.8, 0.3), "within", {"value": 0.3, "by": 0.01, "x": 1}, Outcome.FAILS),
         ((3.0, 2.0, None), "falls", {}, Outcome.MISSING),
         ((3.0, 2.0, 1.0), "within", {"value": 1.0, "x": 7}, Outcome.MISSING),
-        ((3.0, 2.0, math.inf), "falls", {}, Outcome.FAILS),
-        ((math.inf, 2.0, 1.0), "falls", {}, Outcome.HOLDS),
-        ((3.0, 2.0, math.inf), "rises", {}, Outcome.HOLDS),
+        ((3.0, 3.0), "flat", {"between": (1, "last")}, Outcome.MISSING),
+        ((3.0, 2.0, math.inf), "falls", {"y": "epsilon"}, Outcome.FAILS),
+        ((math.inf, 2.0, 1.0), "falls", {"y": "epsilon"}, Outcome.HOLDS),
+        ((3.0, 2.0, math.inf), "rises", {"y": "epsilon"}, Outcome.HOLDS),
+        ((3.0, 2.0, -math.inf), "falls", {"y": "epsilon"}, Outcome.MISSING),
     ],
 )
 def test_rules_of_a_single_line(
@@ -204,8 +206,8 @@ def test_lines_within_each_other_and_their_ratio() -> None:
 
 
 def test_infinite_values_on_both_sides_tell_nothing() -> None:
-    diverged = (line("a", (math.inf,)), line("b", (math.inf,)))
-    assert outcome(diverged, "above") is Outcome.MISSING
+    infinite = (line("a", (math.inf,)), line("b", (math.inf,)))
+    assert outcome(infinite, "above", "epsilon") is Outcome.MISSING
 
 
 def test_a_closed_form_is_compared_with_every_seed() -> None:
@@ -234,8 +236,8 @@ def test_a_seed_that_is_missing_is_no_number() -> None:
         # The interval contains the printed number, but it is wider than the tolerance.
         (((0.5,), (1.0,), (1.5,)), Outcome.UNDECIDED),
         (((1.0,), (None,)), Outcome.MISSING),
-        (((1.0,), (math.inf,)), Outcome.UNDECIDED),
-        (((math.inf,),), Outcome.FAILS),
+        (((1.0,), (math.inf,)), Outcome.MISSING),
+        (((math.inf,),), Outcome.MISSING),
     ],
 )
 def test_a_printed_number_is_compared_with_the_interval(
@@ -247,20 +249,22 @@ def test_a_printed_number_is_compared_with_the_interval(
 
 
 def test_numbers_that_json_lacks_are_stored_as_none() -> None:
-    (one,) = rules.judge(
-        item([number()]), panel(line("a", (1.0,), (math.inf,))), "paper", ()
-    ).numbers
+    mixed = panel(line("a", (1.0,), (math.inf,)), y="epsilon")
+    (one,) = rules.judge(item([number(y="epsilon")]), mixed, "paper", ()).numbers
+    assert one.outcome is Outcome.UNDECIDED
     stored = _number(one)
-    assert stored["ours"] is None
+    assert stored["ours"] is stored["deviation"] is None
     assert stored["interval"] == [1.0, "inf"]
     json.dumps(stored, allow_nan=False)
     (one,) = rules.judge(item([number(math.inf)]), panel(line("a", (1.0,))), "paper", ()).numbers
     json.dumps(_number(one), allow_nan=False)
 
 
-def test_infinity_is_reproduced_by_infinity() -> None:
-    found = rules.compared(number(math.inf), panel(line("a", (math.inf,))))
-    assert found.outcome is Outcome.HOLDS
+def test_an_infinite_epsilon_is_reproduced_by_an_infinite_one() -> None:
+    infinite = panel(line("a", (math.inf,)), y="epsilon")
+    found = rules.compared(number(math.inf, y="epsilon"), infinite)
+    assert (found.outcome, found.deviation) == (Outcome.HOLDS, 0.0)
+    assert rules.compared(number(1.0, y="epsilon"), infinite).outcome is Outcome.FAILS
 
 
 # --- verdicts ---------------------------------------------------------------------------------
@@ -398,6 +402,23 @@ def test_a_run_that_diverged_is_missing_and_not_left_out() -> None:
     gone = line("a", (1.0, math.nan), (1.0, math.nan))
     assert rules.compared(number(0.5), panel(gone)).outcome is Outcome.MISSING
     assert outcome((line("a", (math.nan, 0.2)),), "reaches", value=0.2) is Outcome.HOLDS
+
+
+@pytest.mark.parametrize("gone", [math.inf, -math.inf, math.nan])
+def test_a_run_that_diverged_is_no_evidence(gone: float) -> None:
+    a, b = line("a", (3.0, gone)), line("b", (1.0, 1.0))
+    for rule in ("above", "ratio", "within"):
+        for pair in ((a, b), (b, a)):
+            assert outcome(pair, rule, by=0.5) is Outcome.MISSING
+    for rule in ("rises", "falls", "flat"):
+        assert outcome((a,), rule) is Outcome.MISSING
+    assert outcome((a, b), "above", x="every") is Outcome.MISSING
+    nowhere = (line("a", (1.0, gone)), line("b", (1.0, 1.0)))
+    assert outcome(nowhere, "above", x="any") is Outcome.MISSING
+    assert outcome((a,), "within", value=3.0, x="best") is Outcome.MISSING
+    found = rules.compared(number(x="best"), panel(a))
+    assert found.outcome is Outcome.MISSING
+    assert "ours is missing (a run diverged)" in found.says
 
 
 def test_reaching_is_in_the_direction_that_a_quantity_has() -> None:

@@ -10,11 +10,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace as replace_fields
-from records import in_a_cell
+from records import cell_result, in_a_cell
 
 from leakaudit.cli import main
 from leakaudit.core import registry
@@ -27,12 +27,14 @@ from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.cell_files import CellResult
 from leakaudit.reporting.results.model import (
     NO_SCORES,
+    FlagColumn,
     NumberColumn,
     Scores,
     given,
     plain,
 )
 from leakaudit.reporting.results.provenance import decisive_versions
+from leakaudit.runs.reproducing import gather
 from leakaudit.runs.sweeping import merge, tables
 from leakaudit.runs.sweeping.cells import PlannedCell, expand
 from leakaudit.runs.sweeping.plan import SweepPlan
@@ -224,19 +226,36 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
 def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
     errors = NumberColumn(per_image=(0.09, 0.11, None), min=0.09, median=0.1, mean=0.1)
     scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1, None))
-    found = merge.columns([in_a_cell(scores)], 3, 20.0)  # 20 dB are a relative error of 0.1
+    made = cell_result(in_a_cell(scores), records=3)
+    found = merge.columns(made, 20.0)  # 20 dB are a relative error of 0.1
     assert (found.records, found.recovered) == (3, 1)
     # Found by the fuzzer: the relative error of this ratio is beyond all floats.
-    assert merge.columns([in_a_cell(scores)], 3, -1e300).recovered == 2
+    assert merge.columns(made, -1e300).recovered == 2
 
 
 def test_a_record_of_several_sums_counts_once() -> None:
-    errors = NumberColumn(per_image=(0.0, 0.0), min=0.0, median=0.0, mean=0.0)
-    sums = []
-    for owners in [(0, 1), (1, 2)]:
-        scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1), owners=owners)
-        sums.append(in_a_cell(scores))
-    assert merge.columns(sums, 3, 20.0).recovered == 3
+    def of(owners: tuple[int, ...], *errors: float | None) -> Scores:
+        rows = tuple(None if error is None else k for k, error in enumerate(errors))
+        missed = (0.9,) * errors.count(None)
+        column = NumberColumn(per_image=errors, missed=missed, min=None, median=None, mean=None)
+        identified = FlagColumn(per_image=(True,) * len(rows), min=1, median=1, mean=1)
+        return replace_fields(
+            NO_SCORES, relative_error=column, identified=identified, matched=rows, owners=owners
+        )
+
+    sums = [in_a_cell(of((0, 1), 0.0, 0.04)), in_a_cell(of((1, 2), 0.02, None))]
+    certified = [replace_fields(sums[0], certified=2), replace_fields(sums[1], certified=1)]
+    # The attack on node 2 returned nothing, and another sum contains no record of it either.
+    made = cell_result(*certified, records=4, refused={2: of((), None), 3: of((), None)})
+    found = merge.columns(made, 20.0)
+    assert (found.recovered, found.certified) == (2, 2)
+    assert found.relative_error == (0.0, 0.02, 0.9, 0.9)
+    assert gather._certified(made, cast(Any, None)) == 0.5
+    assert gather._score(made, "relative_error") == pytest.approx(0.455)
+    assert gather._flag(cell_result(*sums, records=3), "identified") == 1.0
+    # Records of nodes that were not attacked are not among those that are counted.
+    some = merge.columns(cell_result(*certified, nodes=(1,)), 20.0)
+    assert (some.recovered, some.certified, some.relative_error) == (1, 1, (0.02,))
 
 
 def test_two_values_of_an_axis_have_two_words() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from msgspec import Meta, Struct
 
 from leakaudit._util import config
 from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.quantities import is_value
 from leakaudit.judging.papers.row import CLAIMS, PAPERS, folder
 
 # In this order an index shows them.
@@ -76,7 +78,8 @@ class Printed(_Entry, frozen=True, kw_only=True):
     tolerance: float  # largest distance that still counts as reproduced
     place: str  # where the paper prints it
     figure: bool = False  # whether it was read off a picture
-    scale: Scale = ""  # the only scale at which it is compared, empty for both
+    # the only scale at which it is compared, empty for both: a paper prints numbers of its own size
+    scale: Literal["", "paper"] = ""
 
 
 class Expected(_Entry, frozen=True, kw_only=True):
@@ -337,8 +340,15 @@ def _order(item: Item) -> tuple[int, list[tuple[int, str]]]:
 def _check(item: Item, file: config.ConfigTable) -> None:
     if item.plan is not None and item.drawn:
         raise file.error("expected either a table [plan] or drawn = true, got both", "drawn")
+    if item.drawn and item.paper == OWN:
+        says = "drawn: expected a table [plan]; only items of leakaudit's papers have a function"
+        raise file.error(says, "drawn")
     if item.state == "not determined" and not item.missing:
         raise file.error("expected [plan], drawn = true, claims, or lost that says what is missing")
+    whole = (*item.numbers("paper"), *item.shapes("paper"), *item.shapes("small"))
+    if not item.small and any(one.scale for one in whole):
+        says = "scale: expected none, or `small` that says how the scales differ"
+        raise file.error(says, "small")
     if item.plan is None:
         _check_tests(item.printed, item.expected, None, file)
     else:
@@ -375,15 +385,20 @@ def _check_tests(
     """Check printed numbers and expectations; `names` are None if lines are not known yet."""
     for k, number in enumerate(printed):
         _known((number.line,), names, file, "printed", k)
-        if not 0 <= number.tolerance < math.inf or math.isnan(number.value):
-            says = "printed: expected a number, with a finite tolerance >= 0"
-            raise file.error(says, "printed", k)
+        _check_finite(file, "printed", k, number.x)
+        if not 0 <= number.tolerance < math.inf or not is_value(number.y, number.value):
+            says = "printed: expected a finite number, with a finite tolerance >= 0"
+            raise file.error(f"{says}; only an epsilon can be inf", "printed", k)
         if number.x in (EVERY, ANY):
             raise file.error(f"printed: expected one place x, got {number.x}", "printed", k)
     for k, one in enumerate(expected):
         _known(one.lines, names, file, "expected", k)
-        if not (math.isfinite(one.by) and math.isfinite(one.value or 0.0)):
-            raise file.error("expected: by and value are finite numbers", "expected", k)
+        _check_finite(file, "expected", k, one.by, one.value or 0.0, one.x, *one.between)
+        if len({*one.lines}) < len(one.lines):
+            raise file.error("expected: lines has a name twice", "expected", k)
+        if one.by < 0 or (one.rule == "ratio" and not one.by):
+            least = "> 0, the least ratio" if one.rule == "ratio" else ">= 0"
+            raise file.error(f"expected: by is a number {least}, got {one.by:g}", "expected", k)
         count = len(one.lines or names or ())
         if (one.rule == "above" and count == 1) or (one.rule == "ratio" and count not in (0, 2)):
             few = "exactly 2" if one.rule == "ratio" else "at least 2"
@@ -391,12 +406,23 @@ def _check_tests(
             raise file.error(says, "expected", k)
         if len(one.between) not in (0, 2):
             raise file.error("expected: between has two places, a list [x1, x2]", "expected", k)
+        first, last = one.between or (FIRST, one.x)
+        if one.rule in ("falls", "rises", "flat") and first == last:
+            says = f"expected: {one.rule} compares two places, got {first} twice"
+            raise file.error(says, "expected", k)
         single = one.rule == "within" and count == 1
         if one.value is None and (one.rule == "reaches" or single):
             raise file.error(f"expected: {one.rule} needs a value here", "expected", k)
         if one.value is not None and one.rule not in ("reaches", "within"):
             says = f"expected: {one.rule} compares with no value; its margin is `by`"
             raise file.error(says, "expected", k)
+
+
+def _check_finite(file: config.ConfigTable, table: str, k: int, *numbers: Place) -> None:
+    for number in numbers:
+        if not isinstance(number, str) and not abs(number) <= sys.float_info.max:
+            says = f'{table}: expected finite numbers, got {number}; a place can be the word "inf"'
+            raise file.error(says, table, k)
 
 
 def _known(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from leakaudit.core.quantities import range_of
+from leakaudit.core.quantities import is_value, range_of
 from leakaudit.judging.papers.items import BEST, FIRST, LAST, Place
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.intervals import Interval
 
-Values = Mapping[int, float | None]  # one value for each seed, None if it is missing
+# One value for each seed: None if it is missing, NaN if the run diverged.
+Values = Mapping[int, float | None]
+DIVERGED = "a run diverged"
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,13 @@ class MeasuredLine:
         return self.column(k)
 
     def _largest(self, values: Sequence[float | None]) -> float | None:
-        """Return the largest value; None if one is missing, which may have been larger."""
+        """Return the largest value; None if one is missing or diverged, and may have been larger.
+
+        A round that was not evaluated is left out, but the last one always is.
+        """
         known = numbers(values)
-        if not known or (self.planned and len(known) < len(self.x)):
+        wanted = [value for value in values if value is not None or self.planned]
+        if not known or values[-1] is None or len(known) < len(wanted):
             return None
         return max(known)
 
@@ -103,6 +109,10 @@ class MeasuredPanel:
     at: str = ""  # what tells it from the other panels
     across: str = ""  # name of the horizontal axis, `axis` if empty
 
+    def __post_init__(self) -> None:
+        """Count numbers that the quantity cannot have as missing."""
+        object.__setattr__(self, "lines", tuple(_checked(line, self.y) for line in self.lines))
+
     @property
     def name(self) -> str:
         """Its quantity, and what tells it from the other panels."""
@@ -118,6 +128,15 @@ class MeasuredPanel:
             yield None, self.estimate(line, 0)
         for k, place in enumerate(line.x):
             yield place, self.estimate(line, k)
+
+
+def _checked(line: MeasuredLine, y: str) -> MeasuredLine:
+    runs: dict[int, tuple[float | None, ...]] = {}
+    for seed, values in line.runs.items():
+        checked = [v if v is None or is_value(y, v) else math.nan for v in values]
+        runs[seed] = tuple(checked)
+    diverged = any(v is not None and math.isnan(v) for values in runs.values() for v in values)
+    return replace(line, runs=runs, why=line.why or DIVERGED * diverged)
 
 
 def with_stand_in(name: str, stand_in: str) -> str:

@@ -67,7 +67,7 @@ MEANT = {
     ),
     Reproduction.SAME_SHAPE: (
         "what the paper shows holds, but no printed number was compared at the paper's own size "
-        "with several seeds"
+        "with several seeds, or a part of the paper is not known"
     ),
     Reproduction.DIFFERS: (
         "a printed number is missed, or something that the paper shows is not seen; with one seed, "
@@ -97,8 +97,12 @@ class ComparedNumber:
 
     @property
     def deviation(self) -> float | None:
-        """Ours minus the printed number."""
-        return None if self.ours is None else self.ours.mean - self.printed.value
+        """Ours minus the printed number; None if a difference of infinite numbers is not known."""
+        if self.ours is None or math.isnan(self.ours.mean):
+            return None
+        if self.ours.mean == self.printed.value:  # also infinity
+            return 0.0
+        return self.ours.mean - self.printed.value
 
     @property
     def says(self) -> str:
@@ -360,9 +364,9 @@ def _ratio(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Test]
 
 def _ends(expected: Expected, line: MeasuredLine) -> tuple[Values, Values]:
     """Return the first and the last value of each seed, or those at the two places."""
-    if not line.x:  # a level has one value
-        return dict.fromkeys(line.runs), {}
     first, last = expected.between or (FIRST, LAST if expected.x in (EVERY, ANY) else expected.x)
+    if line.index(first) == line.index(last):  # one place, such as that of a level
+        return dict.fromkeys(line.runs), {}
     return line.at(first), line.at(last)
 
 
@@ -457,7 +461,7 @@ def judge(
     seeds = max((len(line.runs) for line in lines if not line.exact), default=0)
     ran = _ran(item, own_size, seeds)
     if Outcome.FAILS in outcomes:
-        firm = own_size and not item.stand_in and seeds != 1
+        firm = own_size and not item.stand_in and not item.lost and seeds != 1
         says = f"{_failed(printed, shapes, firm)}; {ran}"
         return Judged(Reproduction.DIFFERS, says, printed, shapes, firm)
     if not outcomes and not troubles:
@@ -486,6 +490,8 @@ def _weaker(item: Item, numbers: Sequence[ComparedNumber], own_size: bool, seeds
         reasons.append(f"small scale: {item.small}")
     if item.stand_in:
         reasons.append(item.stand_in)
+    if item.lost:
+        reasons.append(f"not known of the paper: {item.lost}")
     if not numbers:
         reasons.append("the paper prints no number to compare with")
     elif all(one.printed.figure for one in numbers):

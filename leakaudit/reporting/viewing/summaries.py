@@ -236,7 +236,14 @@ def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
     certificates = Counter(finding.certificate.name for finding in findings)
     made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
     scored = [finding.scores for finding in findings if finding.scores is not None]
-    made["identical records"] = str(sum(measured.count(one.exact) for one in scored))
+    identical = set()
+    for finding in findings:
+        if finding.scores is not None:
+            run = (given(finding.cell, None), finding.adversary, finding.attack)
+            keys = measured.record_keys(finding.scores, finding.node)
+            exact = measured.values(finding.scores.exact)
+            identical.update((run, key) for key, same in zip(keys, exact, strict=False) if same)
+    made["identical records"] = str(len(identical))
     for row in shown(Place.CURVE):
         best = _best((measured.best(getattr(one, row.key), row.better) for one in scored), row)
         if best is not None:

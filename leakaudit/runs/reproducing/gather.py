@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from leakaudit._util import averages
 from leakaudit._util.plural import counted
-from leakaudit.core.quantities import EPSILONS, QUANTITIES
+from leakaudit.core.quantities import ACCURACIES, EPSILONS, QUANTITIES
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.results.cell_files import DONE, CellResult
-from leakaudit.reporting.results.model import Column, Extended, decoded, given
+from leakaudit.reporting.results.model import Extended, decoded
 from leakaudit.runs.reproducing.plan import LinePlan, ReproductionPlan
-from leakaudit.runs.sweeping import merge
+from leakaudit.runs.sweeping import merge, records
 from leakaudit.runs.sweeping.cells import PlannedCell
 
 Results = Mapping[str, CellResult]  # by the names of cells
@@ -104,10 +105,18 @@ def _at(
 
 
 def _curve(result: CellResult | None, y: str) -> tuple[float | None, ...]:
-    """Return the values of a quantity by round."""
+    """Return the values of a quantity by round; NaN for accuracies of a model that diverged.
+
+    Such a model has an accuracy, that of the first class, but no finite loss.
+    """
     if result is None or isinstance(result.curves, UnsetType) or y not in result.curves:
         return ()
-    return tuple(decoded(value) for value in result.curves[y])
+    values = [decoded(value) for value in result.curves[y]]
+    losses = result.curves.get(y.replace("accuracy", "loss"), ()) if y in ACCURACIES else ()
+    for k, loss in enumerate(map(decoded, losses)):
+        if values[k] is not None and (loss is None or not math.isfinite(loss)):
+            values[k] = math.nan
+    return tuple(values)
 
 
 def _value(result: CellResult | None, cell: PlannedCell, y: str) -> float | None:
@@ -133,24 +142,11 @@ def _bound(result: CellResult, y: str) -> float | None:
     return decoded(value)
 
 
-def _columns(result: CellResult, y: str) -> list[Column]:
-    every = [one.scores for one in result.findings if one.scores is not None]
-    found = []
-    for scores in (*every, *result.refused):
-        column = getattr(scores, y)
-        if column is not UNSET:
-            found.append(column)
-    return found
-
-
 def _score(result: CellResult, y: str) -> float | None:
     """Return the mean of a score over all records; a record that was missed has a blind guess's."""
     if QUANTITIES[y].kind == "Flag":
         return _flag(result, y)
-    values: list[float] = []
-    for column in _columns(result, y):
-        values += [float(value) for value in column.per_image if value is not None]
-        values += given(column.missed, ())
+    values = records.per_record(result, y)
     return averages.mean(values) if values else None
 
 
@@ -158,24 +154,20 @@ def _flag(result: CellResult, y: str) -> float | None:
     """Return the share of all records for which something is true."""
     if not result.records:
         return None
-    true = 0
-    for column in _columns(result, y):
-        true += sum(bool(value) for value in column.per_image if value is not None)
-    return true / result.records
+    return sum(map(bool, records.recovered(result, y).values())) / result.records
 
 
 def _recovered(result: CellResult, cell: PlannedCell) -> float | None:
     if not result.records:
         return None
     psnr = float(cell.plan.psnr)
-    columns = merge.columns(result.findings, result.records, psnr, result.refused)
-    return columns.recovered / result.records
+    return merge.columns(result, psnr).recovered / result.records
 
 
 def _certified(result: CellResult, _: PlannedCell) -> float | None:
     if not result.records:
         return None
-    return sum(one.certified for one in result.findings) / result.records
+    return records.certified(result) / result.records
 
 
 def _labels(result: CellResult, _: PlannedCell) -> float | None:

@@ -11,6 +11,7 @@ from leakaudit._util import config
 from leakaudit._util.plural import counted
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES
+from leakaudit.judging import papers
 from leakaudit.judging.papers.items import ROUND, Change, Item, ItemPlan, Line, merged
 from leakaudit.reporting.results import provenance
 from leakaudit.runs.sweeping import tables
@@ -97,6 +98,10 @@ def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> Reproducti
         raise LeakauditError(f"--scale: expected small or paper, got {scale!r}")
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         raise LeakauditError(f"--seeds: expected an integer from 1 to {MOST_SEEDS}, got {seeds}")
+    try:
+        papers.select((), item.claims)
+    except LeakauditError as error:
+        raise LeakauditError(f"{item.full_name}: claims: {error}") from None
     if item.plan is None:
         return ReproductionPlan(item, scale, tuple(range(seeds or 1)), ())
     count = seeds or _seeds(item.plan, scale)
@@ -110,12 +115,19 @@ def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> Reproducti
             first = next(iter(made.cells.values())).scenario.seed
         except LeakauditError as error:
             raise LeakauditError(f"{item.full_name}, line {line.name}: {error}") from None
+        _check_cells(item, made, lines)
         lines.append(made)
     x = item.plan.x
     if x != ROUND and not any(x in line.sweep.axes for line in lines):
         raise LeakauditError(
             f"{item.full_name}: the horizontal axis is {x}, but no line has values of it in its "
             "sweep; x is round, or an axis of the sweeps"
+        )
+    unused = {*item.data} - {name for line in lines for name in line.data}
+    if item.is_own_size(scale) and unused:
+        raise LeakauditError(
+            f"{item.full_name}: data: no line at the paper's size has {', '.join(sorted(unused))}; "
+            "give a line that data, or leave it out of data"
         )
     return ReproductionPlan(item, scale, tuple(range(first, first + count)), tuple(lines))
 
@@ -165,12 +177,13 @@ def _table(wanted: ItemPlan, line: Line, scale: str) -> dict[str, dict[str, Any]
 
 
 def _check_axis(item: Item, line: LinePlan) -> None:
-    """Reject a line whose sweep has another axis with several values than that of the item."""
+    """Reject a line in which something else than the item's horizontal axis has several values."""
     assert item.plan is not None
     x = item.plan.x
     several = [name for name, values in line.sweep.axes.items() if len(values) > 1]
-    if x != ROUND and len(line.sweep.attacks) > 1:
-        several.append("attacks")
+    for name in ("attacks", "adversaries"):
+        if len(getattr(line.sweep, name)) > 1:
+            several.append(name)
     if wrong := [name for name in several if name != x]:
         raise LeakauditError(
             f"{item.full_name}, line {line.name}: {wrong[0]} has several values, but the "
@@ -179,3 +192,24 @@ def _check_axis(item: Item, line: LinePlan) -> None:
     scored = [panel.y for panel in item.plan.panel if panel.y in QUANTITIES]
     if scored and not line.sweep.attacks and len(item.plan.line) == 1:
         raise LeakauditError(f"{item.full_name}: {scored[0]} needs attacks in [plan.sweep]")
+
+
+def _check_cells(item: Item, line: LinePlan, others: Iterable[LinePlan]) -> None:
+    """Reject a line with two runs of a seed at one place, and one that repeats another line."""
+    assert item.plan is not None
+    name = f"{item.full_name}, line {line.name}"
+    x = item.plan.x
+    runs = [(cell.scenario.seed, cell.at.get(x)) for cell in line.cells.values()]
+    if len({*runs}) < len(runs):
+        raise LeakauditError(f"{name}: expected distinct values of {x}, got one of them twice")
+    for other in others:
+        if line.cells.keys() == other.cells.keys():
+            raise LeakauditError(
+                f"{name}: its runs are those of line {other.name}, so that comparing both says "
+                "nothing; change its scenario or sweep, or leave it out"
+            )
+    if x == ROUND and line.stride > line.sweep.scenario.rounds:
+        raise LeakauditError(
+            f"{name}: stride: expected at most its {line.sweep.scenario.rounds} rounds, got "
+            f"{line.stride}"
+        )

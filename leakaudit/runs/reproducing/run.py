@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +35,7 @@ from leakaudit.tasks.shared import SharedData
 
 RECORD = "result.json"  # of an item's folder
 LINES = "lines"  # folder of the files of the lines
+ALIKE = (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE)
 
 
 class ClaimFinding(Struct, frozen=True, kw_only=True):
@@ -115,20 +115,20 @@ class Reproduced:
         """The verdict: that on its numbers, or else the worst on its claims."""
         if self.judged is not None:
             return str(self.judged.word)
-        if self.item.claims:
-            found = {row.verdict for row in self.claims}
-            worst = [verdict.words for verdict in VERDICT_ORDER if verdict.name in found]
-            return worst[0] if worst else str(Reproduction.UNDECIDED)
-        return str(Reproduction.LOST)
+        if not self.item.claims:
+            return str(Reproduction.LOST)
+        found = {row.verdict for row in self.claims}
+        worst = [verdict for verdict in VERDICT_ORDER if verdict.name in found]
+        if not worst or (self._not_evaluated and grading.VERDICTS[worst[0].name] != "error"):
+            return str(Reproduction.UNDECIDED)
+        return worst[0].words
 
     @property
     def why(self) -> str:
         """What the verdict rests on, or what is missing."""
         if self.judged is not None:
-            return self.judged.why
-        if self.item.claims and not self.claims:
-            return "its claims were not evaluated"
-        return self._claims_in_words() if self.item.claims else self.item.missing
+            return "; ".join((self.judged.why, *self._claims_in_words("error", "warning")))
+        return "; ".join(self._claims_in_words("error", "warning", "note")) or self.item.missing
 
     @property
     def deviation(self) -> str:
@@ -145,26 +145,36 @@ class Reproduced:
         """The verdict with its reason."""
         return f"{self.word} ({self.why})" if self.why else self.word
 
-    def _claims_in_words(self) -> str:
-        counts = Counter(row.verdict for row in self.claims)
-        said = []
+    @property
+    def _not_evaluated(self) -> list[int]:
+        known = {row.row for row in self.claims}
+        return [row for row in self.item.claims if row not in known]
+
+    def _claims_in_words(self, *levels: grading.Level) -> list[str]:
+        """Return the rows with verdicts of some levels, and those without a verdict."""
+        said = {}
         for verdict in VERDICT_ORDER:
-            rows = [str(row.row) for row in self.claims if row.verdict == verdict.name]
-            if counts[verdict.name]:
-                plural = "s" * (len(rows) > 1)
-                said.append(f"row{plural} {', '.join(rows)} of the scoreboard: {verdict.words}")
-        return "; ".join(said)
+            if grading.VERDICTS[verdict.name] in levels:
+                said[verdict.words] = [
+                    row.row for row in self.claims if row.verdict == verdict.name
+                ]
+        said["not evaluated"] = self._not_evaluated
+        return [
+            f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows))} of the scoreboard: {words}"
+            for words, rows in said.items()
+            if rows
+        ]
 
     @property
     def level(self) -> grading.Level:
-        """How the verdict is coloured."""
-        if self.judged is None and self.claims:
-            return grading.most_severe(grading.VERDICTS[row.verdict] for row in self.claims)
-        if self.judged is not None and self.judged.word is Reproduction.DIFFERS:
-            return "error" if self.judged.firm else "warning"
-        if self.word in (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE):
-            return "note"
-        return "warning"
+        """How the verdict is coloured: no better than that of any claim."""
+        levels = [grading.VERDICTS[row.verdict] for row in self.claims]
+        differs = self.word == Reproduction.DIFFERS
+        if differs and self.judged is not None and self.judged.firm:
+            levels.append("error")
+        elif self._not_evaluated or self.word in {*Reproduction} - {*ALIKE}:
+            levels.append("warning")
+        return grading.most_severe(levels)
 
     @property
     def command(self) -> str:

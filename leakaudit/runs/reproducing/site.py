@@ -20,7 +20,7 @@ from leakaudit.reporting.findings.wording import LIMITS, VERDICT_ORDER
 from leakaudit.reporting.rendering import markdown as md
 from leakaudit.reporting.rendering.html import rendered
 from leakaudit.runs.reproducing.page import PAGE
-from leakaudit.runs.reproducing.run import StoredOutcome, stored
+from leakaudit.runs.reproducing.run import ALIKE, StoredOutcome, stored
 
 NOT_RUN = "not run"
 MARKDOWN = "coverage.md"
@@ -55,6 +55,12 @@ class IndexedItem:
     def level(self) -> grading.Level:
         """How serious the verdict is."""
         return "warning" if self.outcome is None else self.outcome.level
+
+    @property
+    def refuted(self) -> bool:
+        """Whether one of its claims is refuted, whatever its numbers show."""
+        claims = () if self.outcome is None else self.outcome.claims
+        return Verdict.REFUTED.name in [row.verdict for row in claims]
 
     @property
     def deviation(self) -> str:
@@ -170,13 +176,12 @@ def _content(found: Sequence[IndexedItem]) -> Mapping[str, object]:
 
 def _first(found: Sequence[IndexedItem]) -> Overview:
     ran = [one for one in found if one.outcome is not None]
-    good = (Reproduction.REPRODUCED, Reproduction.SAME_SHAPE)
-    alike = sum(one.word in good for one in found)
+    alike = sum(one.word in ALIKE for one in found)
     differs = sum(one.word == Reproduction.DIFFERS for one in found)
-    refuted = sum(one.word == Verdict.REFUTED.words for one in found)
+    refuted = sum(one.refuted for one in found)
     says = (
         f"{alike} of {counted(len(found), 'published item')} come out as published or with the "
-        f"same shape, {differs} differ in these runs, {refuted} are refuted."
+        f"same shape, {differs} differ in these runs; of {refuted}, a claim is refuted."
     )
     return Overview(
         topic="Every figure, table, theorem and algorithm of the papers",

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import UNSET, UnsetType
@@ -17,13 +17,10 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, range_of, shown
 from leakaudit.reporting.figures import curves, plots, sweep_figure
-from leakaudit.reporting.findings.measured import Record, record_keys
-from leakaudit.reporting.findings.measured import values as values_of
 from leakaudit.reporting.findings.wording import sweep_headline
 from leakaudit.reporting.results import intervals, model, record_file
-from leakaudit.reporting.results.cell_files import DONE, CellFinding, CellResult
+from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.results.model import (
-    Column,
     Extended,
     Number,
     Scores,
@@ -39,7 +36,7 @@ from leakaudit.reporting.results.model import (
     summary,
     swept,
 )
-from leakaudit.runs.sweeping import tables
+from leakaudit.runs.sweeping import records, tables
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Store, StoredPlan
@@ -129,7 +126,7 @@ def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> Swept
         constants=result.constants,
         records=result.records,
         reasons=result.reasons,
-        columns=columns(result.findings, result.records, psnr, result.refused),
+        columns=columns(result, psnr),
         trained=_trained(result),
     )
 
@@ -154,74 +151,42 @@ def beside(path: Path) -> Path:
 # --- cells become points --------------------------------------------------------------------------
 
 
-def columns(
-    findings: Sequence[CellFinding],
-    records: int,
-    psnr: float,
-    refused: Sequence[Scores] = (),
-) -> SweptColumns:
+def columns(result: CellResult, psnr: float) -> SweptColumns:
     """Return the metrics of a cell's reconstructions, and the number of recovered records.
 
     A record is recovered at `psnr` dB or more, or without images at -20 log10 of the relative
-    error. All records of `refused` nodes are missed, and count with a blind guess.
+    error. All records of nodes without a reconstruction count with a blind guess.
     """
-    scores = [one.scores for one in findings if one.scores is not None]
-    both = [*scores, *refused]
+    scores = [one.scores for one in result.findings if one.scores is not None]
     labels = [float(one.labels_found) for one in scores if one.labels_found is not None]
     measured = {}
     for row in shown(Place.CURVE):
-        found = _found(getattr(one, row.key) for one in scores)
-        measured[row.key] = (*found, *_missed(getattr(one, row.key) for one in both))
+        measured[row.key] = tuple(records.per_record(result, row.key))
     if any(not isinstance(one.psnr, UnsetType) for one in scores):
-        recovered = _records(findings, "psnr", lambda value: value >= psnr)
+        recovered = _count(result, "psnr", lambda value: value >= psnr)
     else:
         # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
         largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
-        recovered = _records(findings, "relative_error", lambda value: value <= largest)
+        recovered = _count(result, "relative_error", lambda value: value <= largest)
     return SweptColumns(
-        attacked=len(findings) + len(refused),
-        refused=len(refused),
+        attacked=len(result.findings) + len(result.refused),
+        refused=len(result.refused),
         returned=sum(map(_returned, scores)),
-        records=records,
+        records=result.records,
         recovered=recovered,
-        exact=_records(findings, "exact", bool),
-        certified=sum(one.certified for one in findings),
+        exact=_count(result, "exact", bool),
+        certified=records.certified(result),
         labels=tuple(labels),
         **measured,
     )
 
 
-def _records(findings: Sequence[CellFinding], column: str, holds: Callable[[Number], bool]) -> int:
-    """Count the records of which a metric holds; one that several sums contain counts once."""
-    found: set[Record] = set()
-    for one in findings:
-        if one.scores is not None:
-            keys = record_keys(one.scores, one.node)
-            measured = values_of(getattr(one.scores, column))
-            for key, value in zip(keys, measured, strict=False):
-                if value is not None and holds(value):
-                    found.add(key)
-    return len(found)
+def _count(result: CellResult, name: str, holds: Callable[[Number], bool]) -> int:
+    return sum(map(holds, records.recovered(result, name).values()))
 
 
 def _returned(scores: Scores) -> int:
     return sum(row is not None for row in scores.matched)
-
-
-def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
-    values: list[Number] = []
-    for column in measured:
-        if not isinstance(column, UnsetType):
-            values += [value for value in column.per_image if value is not None]
-    return values
-
-
-def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
-    values: list[Number] = []
-    for column in measured:
-        if not isinstance(column, UnsetType):
-            values += given(column.missed, ())
-    return values
 
 
 def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:

@@ -504,6 +504,7 @@ def test_an_item_is_like_another_one_of_its_folder(
         ('rule = "above"', 'rule = "falls"\nbetween = [0, inf]', "expected finite numbers"),
         ('rule = "above"', 'rule = "flat"\nbetween = ["last", "last"]', "got last twice"),
         ('rule = "above"', 'rule = "flat"\nx = "first"', "got first twice"),
+        ('rule = "above"', 'rule = "falls"\nx = "every"', "falls looks at one last place"),
         ('["D-PSGD, no step", "D-PSGD"]', '["D-PSGD", "D-PSGD"]', "a name twice"),
         ('small = "5 of 8 rounds"', "", "how the small scale differs"),
         ("[plan]\n", '[plan]\nx = "epsilonn"\n', "the horizontal axis is epsilonn"),

@@ -31,9 +31,9 @@ def panel(*lines: MeasuredLine, y: str = "loss") -> list[MeasuredPanel]:
     return [MeasuredPanel(y, y, "round", tuple(lines))]
 
 
-def outcome(lines: Sequence[MeasuredLine], rule: str, y: str = "loss", **more: object) -> Outcome:
-    entries: dict[str, object] = {"says": "it holds", "rule": rule, "y": y, **more}
-    expected = Expected(**entries)  # type: ignore[arg-type]
+def outcome(lines: Sequence[MeasuredLine], rule: str, y: Any = "loss", **more: Any) -> Outcome:
+    entries: dict[str, Any] = {"says": "it holds", "rule": rule, "y": y, **more}
+    expected = Expected(**entries)
     return rules.tested(expected, panel(*lines, y=y)).outcome
 
 

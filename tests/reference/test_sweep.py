@@ -19,6 +19,7 @@ from records import cell_result, in_a_cell
 from leakaudit.cli import main
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.quantities import QUANTITIES
 from leakaudit.judging.auditing.levels import levels
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols.scenario import Scenario
@@ -44,6 +45,7 @@ from leakaudit.runs.sweeping.work import Job
 from leakaudit.runs.workers.executor import Executor
 
 HERE = SweepOptions(Executor())
+ERROR = QUANTITIES["relative_error"]
 SMALL = Scenario(
     "dpsgd",
     nodes=3,
@@ -249,13 +251,13 @@ def test_a_record_of_several_sums_counts_once() -> None:
     made = cell_result(*certified, records=4, refused={2: of((), None), 3: of((), None)})
     found = merge.columns(made, 20.0)
     assert (found.recovered, found.certified) == (2, 2)
-    assert found.relative_error == (0.0, 0.02, 0.9, 0.9)
+    assert getattr(found, ERROR.key) == (0.0, 0.02, 0.9, 0.9)
     assert gather._certified(made, cast(Any, None)) == 0.5
     assert gather._score(made, "relative_error") == pytest.approx(0.455)
     assert gather._flag(cell_result(*sums, records=3), "identified") == 1.0
     # Records of nodes that were not attacked are not among those that are counted.
     some = merge.columns(cell_result(*certified, nodes=(1,)), 20.0)
-    assert (some.recovered, some.certified, some.relative_error) == (1, 1, (0.02,))
+    assert (some.recovered, some.certified, getattr(some, ERROR.key)) == (1, 1, (0.02,))
 
 
 def test_two_values_of_an_axis_have_two_words() -> None:

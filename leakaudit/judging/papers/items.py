@@ -345,8 +345,10 @@ def _check(item: Item, file: config.ConfigTable) -> None:
         raise file.error(says, "drawn")
     if item.state == "not determined" and not item.missing:
         raise file.error("expected [plan], drawn = true, claims, or lost that says what is missing")
-    whole = (*item.numbers("paper"), *item.shapes("paper"), *item.shapes("small"))
-    if not item.small and any(one.scale for one in whole):
+    scales: set[str] = {one.scale for one in item.numbers("paper")}
+    for scale in ("paper", "small"):
+        scales |= {one.scale for one in item.shapes(scale)}
+    if not item.small and scales - {""}:
         says = "scale: expected none, or `small` that says how the scales differ"
         raise file.error(says, "small")
     if item.plan is None:
@@ -406,6 +408,9 @@ def _check_tests(
             raise file.error(says, "expected", k)
         if len(one.between) not in (0, 2):
             raise file.error("expected: between has two places, a list [x1, x2]", "expected", k)
+        if one.x in (EVERY, ANY) and one.rule not in ("above", "within", "ratio"):
+            says = f"expected: {one.rule} looks at one last place, got x = {one.x}"
+            raise file.error(says, "expected", k)
         first, last = one.between or (FIRST, one.x)
         if one.rule in ("falls", "rises", "flat") and first == last:
             says = f"expected: {one.rule} compares two places, got {first} twice"

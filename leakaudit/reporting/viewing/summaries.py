@@ -236,7 +236,7 @@ def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
     certificates = Counter(finding.certificate.name for finding in findings)
     made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
     scored = [finding.scores for finding in findings if finding.scores is not None]
-    identical = set()
+    identical: set[object] = set()
     for finding in findings:
         if finding.scores is not None:
             run = (given(finding.cell, None), finding.adversary, finding.attack)

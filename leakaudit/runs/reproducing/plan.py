@@ -106,7 +106,7 @@ def plan(item: Item, scale: str = SMALL, seeds: int | None = None) -> Reproducti
         return ReproductionPlan(item, scale, tuple(range(seeds or 1)), ())
     count = seeds or _seeds(item.plan, scale)
     versions = provenance.decisive_versions()
-    lines = []
+    lines: list[LinePlan] = []
     first = 0
     for line in item.plan.line:
         made = _line(item, item.plan, line, scale, count, versions)

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("own_folder")
         (["attack", "trace.pt", "-o", "/proc/leakaudit"], "cannot be written"),
         (["attack", "trace.pt", "--threads", "many"], "threads"),
         (["attack", "trace.pt", "--device", "abacus"], "device 'abacus'"),
-        (["attack"], "required: trace"),
+        (["attack"], "expected a trace, or --gradient FILE with --weights and --model"),
         (
             ["attakc"],
             "there is no command 'attakc'; did you mean 'attack'?; see 'leakaudit --help'",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Holds
 from leakaudit.judging.papers import PAPERS, ROWS, drawing, items
 from leakaudit.judging.papers.items import Item
 from leakaudit.judging.papers.row import folder
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.results.cell_files import CellResult
+from leakaudit.reporting.results.cell_files import CellBound, CellResult
 from leakaudit.runs.reproducing import gather
 from leakaudit.runs.reproducing.plan import plan
+from leakaudit.runs.sweeping.cells import PlannedCell
 
 EVERY = items.every()
 NAMES = [item.full_name for item in EVERY]
@@ -181,24 +184,42 @@ def test_a_file_that_is_wrong_says_where(tmp_path: Path, old: str, new: str, wor
     assert "fig1.toml" in str(caught.value)
 
 
+def done(cell: PlannedCell, **found: Any) -> CellResult:
+    """A cell that only trained."""
+    return CellResult(
+        config=cell.config(),
+        status="done",
+        says="",
+        constants={},
+        records=0,
+        findings=(),
+        refused=(),
+        reasons={},
+        **found,
+    )
+
+
+@pytest.mark.parametrize("holds", list(Holds))
+def test_only_an_epsilon_that_is_known_exactly_is_a_value(tmp_path: Path, holds: Holds) -> None:
+    path = tmp_path / "fig1.toml"
+    swept = '[plan]\nx = "samples"\n[plan.sweep]\nover = { samples = [1, 2] }\n'
+    path.write_text(GOOD.replace("[plan]\n", swept, 1).replace('"loss"', '"epsilon"'))
+    made = plan(items.load(path, "own"))
+    bound = CellBound(epsilon=2.0, claimed=1.0, delta=1e-5, holds=str(holds), why="")
+    results = {key: done(cell, bound=bound) for key, cell in made.cells.items()}
+    (panel,) = gather.panels(made, results)
+    values = [value for line in panel.lines for run in line.runs.values() for value in run]
+    exact = holds is Holds.EXACT
+    assert [value == 2.0 for value in values] == [exact] * len(values)
+    assert all(exact or "not known exactly" in line.why for line in panel.lines)
+
+
 def test_a_stride_takes_every_so_many_rounds_of_the_protocol(tmp_path: Path) -> None:
     path = tmp_path / "fig1.toml"
     path.write_text(GOOD.replace('name = "two"', 'name = "two"\nstride = 3', 1))
     made = plan(items.load(path, "own"))
-    results = {}
-    for key, cell in made.cells.items():
-        curves = {"loss": tuple(float(t) for t in range(8))}
-        results[key] = CellResult(
-            config=cell.config(),
-            status="done",
-            says="",
-            constants={},
-            records=0,
-            findings=(),
-            refused=(),
-            reasons={},
-            curves=curves,
-        )
+    curves = {"loss": tuple(float(t) for t in range(8))}
+    results = {key: done(cell, curves=curves) for key, cell in made.cells.items()}
     (panel,) = gather.panels(made, results)
     one, two = panel.lines
     assert [*one.runs.values()] == [tuple(map(float, range(8)))]

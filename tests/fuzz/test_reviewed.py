@@ -152,7 +152,7 @@ def test_many_small_arrays_of_zeros_are_one_large_trace(tmp_path: Path) -> None:
 def test_compressed_weights_are_refused(tmp_path: Path) -> None:
     weights = mutations.torch_bytes({"net.0.weight": torch.zeros(10**6), "lin.0": torch.zeros(4)})
     (tmp_path / "w.pth").write_bytes(mutations.deflated(weights))
-    with pytest.raises(LeakauditError, match=r"cannot read w\.pth: it is compressed"):
+    with pytest.raises(LeakauditError, match=r"cannot read .*w\.pth: it is compressed"):
         lpips_weights.read(tmp_path / "w.pth")
 
 

@@ -154,7 +154,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "objects": (
         ["--gradient", "objects.pt", "--weights", "w.pt", *TOLD],
-        "other Python objects than tensors, which are never loaded",
+        "other Python objects, which are never loaded",
     ),
     "text": (
         ["--gradient", "text.pt", "--weights", "w.pt", *TOLD],

@@ -248,9 +248,11 @@ def test_no_false_alarm_on_noise_as_declared(hidden: bool, normal: bool) -> None
 # --- gradients: 5, 8 --------------------------------------------------------------------------------------------------
 
 
-def _not_clipped(steps: local.LocalSteps, w: torch.Tensor, _some: object) -> torch.Tensor:
+def _not_clipped(
+    steps: local.LocalSteps, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     """Return the gradients of a program that forgets to clip them."""
-    return steps.problem.task.gradients(w, steps.problem.x, steps.problem.y)
+    return steps.problem.task.gradients(w, x, y)
 
 
 def test_gradients_that_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,30 +27,30 @@ def read(path: Path, most: float, what: str) -> dict[str, Tensor] | list[Tensor]
         LeakauditError: It is no such file, is too large, or contains something else than tensors.
     """
     if path.suffix.lower() not in FORMS:
-        raise LeakauditError(f"{what}: expected a file {', '.join(FORMS)}, got {path.name}")
+        raise LeakauditError(f"{what}: expected a file {', '.join(FORMS)}, got {path}")
     try:
         if path.exists() and not path.is_file():
-            raise LeakauditError(f"{what}: expected a file, got {path.name}, which is none")
+            raise LeakauditError(f"{what}: expected a file, got {path}, which is none")
         size = path.stat().st_size
         if size > most:
             raise LeakauditError(
-                f"{what}: {path.name} has {size} bytes, but expected are at most {most:.0f}"
+                f"{what}: {path} has {size} bytes, but expected are at most {most:.0f}"
             )
         found = _parsed(path, most)
     except LeakauditError:
         raise
     except pickle.UnpicklingError:
         raise LeakauditError(
-            f"{what}: {path.name} is damaged or contains other Python objects than tensors, which "
-            "are never loaded; save a dictionary or list of tensors"
+            f"{what}: {path}: expected tensors only, got a damaged file or other Python objects, "
+            "which are never loaded"
         ) from None
     except OSError as error:
         reason = error.strerror or error
-        raise LeakauditError(f"{what}: cannot read {path.name}: {reason}") from None
+        raise LeakauditError(f"{what}: cannot read {path}: {reason}") from None
     except Exception as error:  # a damaged file raises anything
         reason = one_line(str(error) or type(error).__name__)[:LONGEST]
-        raise LeakauditError(f"{what}: cannot read {path.name}: {reason}") from None
-    return _tensors(found, f"{what}: {path.name}")
+        raise LeakauditError(f"{what}: cannot read {path}: {reason}") from None
+    return _tensors(found, f"{what}: {path}")
 
 
 def _parsed(path: Path, most: float) -> object:

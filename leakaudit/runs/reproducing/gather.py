@@ -11,10 +11,11 @@ from msgspec import UnsetType
 from leakaudit._util import averages
 from leakaudit._util.plural import counted
 from leakaudit.core.quantities import ACCURACIES, EPSILONS, QUANTITIES
+from leakaudit.core.verdict import Holds
 from leakaudit.judging.papers.items import ROUND, PlannedPanel
 from leakaudit.judging.papers.measured import MeasuredLine, MeasuredPanel
 from leakaudit.reporting.results.cell_files import DONE, CellResult
-from leakaudit.reporting.results.model import Extended, decoded
+from leakaudit.reporting.results.model import decoded
 from leakaudit.runs.reproducing.plan import LinePlan, ReproductionPlan
 from leakaudit.runs.sweeping import merge, records
 from leakaudit.runs.sweeping.cells import PlannedCell
@@ -136,10 +137,11 @@ def _value(result: CellResult | None, cell: PlannedCell, y: str) -> float | None
 def _bound(result: CellResult, y: str) -> float | None:
     if isinstance(result.bound, UnsetType):
         return None
-    value: Extended = result.bound.epsilon
     if y != "epsilon":
-        value = result.bound.claimed
-    return decoded(value)
+        return decoded(result.bound.claimed)
+    if Holds.read(result.bound.holds) is not Holds.EXACT:
+        return None
+    return decoded(result.bound.epsilon)
 
 
 def _score(result: CellResult, y: str) -> float | None:
@@ -196,4 +198,8 @@ def _why(result: CellResult | None, y: str) -> str:
         return result.says
     if y in EPSILONS and not isinstance(result.bound, UnsetType) and result.bound.epsilon is None:
         return result.bound.why
+    if y == "epsilon" and not isinstance(result.bound, UnsetType):
+        holds = Holds.read(result.bound.holds)
+        if holds is not Holds.EXACT:
+            return f"its epsilon is not known exactly ({holds}: {result.bound.epsilon})"
     return ""

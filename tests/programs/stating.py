@@ -1,4 +1,4 @@
-"""Two processes train with DistributedDataParallel in one of several ways that a program may state.
+"""Two processes train in one of several ways that a program may state.
 
     torchrun --nproc-per-node 2 stating.py WAY
 
@@ -24,6 +24,8 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4))
 averaging = DistributedDataParallel(net)
 model: Callable[[Tensor], Tensor] = averaging
+if WAY in ("local", "flat", "by hand"):
+    model = net
 if WAY == "compiled":
     model = torch.compile(averaging, backend="eager")
 random = torch.Generator().manual_seed(1 + dist.get_rank())
@@ -35,6 +37,8 @@ if WAY == "groups":
 optimiser: torch.optim.Optimizer = torch.optim.SGD(groups, 0.1, momentum=0.9, weight_decay=1e-4)
 if WAY == "betas":
     optimiser = torch.optim.AdamW(weights, 1e-2, betas=(0.8, 0.9))
+if WAY in ("local", "flat"):
+    optimiser = torch.optim.Adam(weights, 1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 20)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=WAY == "scaled")
 
@@ -63,6 +67,19 @@ def losses(size: int) -> Iterator[Tensor]:
     yield nn.functional.cross_entropy(model(x), y)
 
 
+def average() -> None:
+    """Let all ranks continue from the mean of their parameters."""
+    ranks = dist.get_world_size()
+    if WAY == "local":
+        for p in weights:
+            dist.all_reduce(p.data)
+            p.data /= ranks
+    else:
+        whole = nn.utils.parameters_to_vector(weights).detach() / ranks
+        dist.all_reduce(whole)
+        nn.utils.vector_to_parameters(whole, weights)
+
+
 for step in range(STEPS):
     if WAY == "evaluated":
         model(batch(100)[0])  # with gradients, which nothing uses
@@ -73,9 +90,16 @@ for step in range(STEPS):
         scaler.scale(loss).backward()
     if WAY == "clipped":
         nn.utils.clip_grad_norm_(net.parameters(), 0.3)
+    if WAY == "by hand":
+        for p in weights:
+            if p.grad is not None:
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
     with contextlib.suppress(AssertionError):
         scaler.step(optimiser)
         scaler.update()
+    if WAY in ("local", "flat") and step % 2:
+        average()
     if WAY == "scheduled":
         schedule.step()
     if WAY == "moved":  # by something that no statement covers

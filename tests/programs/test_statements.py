@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tapping import leakaudit, tapped, torchrun
 
+import leakaudit as la
+
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
@@ -16,17 +18,25 @@ SGD = {"lr": 0.1, "server": "sgd", "momentum": 0.9, "decay": 1e-4}
 AGREES = "stated by the program, agrees with the messages to "
 
 
-def states(folder: Path, way: str) -> tuple[str, dict[str, Any]]:
+def states(folder: Path, way: str, protocol: str = "fedsgd") -> tuple[str, dict[str, Any]]:
     """Return the description that a tapped program gets, and its constants."""
     seen = tapped(folder, *torchrun(HERE / "stating.py", way))
     assert (folder / "trace.tap").is_dir(), seen.said
     text = leakaudit(folder, "tap", "describe", "trace.tap").stdout
     found = tomllib.loads(text)
-    assert (found["payload"], found["protocol"]) == ("gradients", "fedsgd")
+    payload = "gradients" if protocol == "fedsgd" else "weights"
+    assert (found["payload"], found["protocol"]) == (payload, protocol)
     return text, found["params"]
 
 
-@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled"])
+def described(folder: Path, text: str) -> None:
+    """Write a description with the model that was trained, the only value that is not stated."""
+    model = 'name = "mlp"\nargs = { hidden = 16 }'
+    whole = text.replace('name = "NOT KNOWN"', model).replace("\nargs = {} ", "\n# ")
+    (folder / "mine.toml").write_text(whole)
+
+
+@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled", "by hand"])
 def test_optimiser_and_batch_are_stated_and_the_optimiser_agrees(tmp_path: Path, way: str) -> None:
     text, params = states(tmp_path, way)
     assert params == {**SGD, "batch": 8}
@@ -82,6 +92,27 @@ def test_records_behind_a_gradient(tmp_path: Path, way: str, batch: int | None, 
     assert params["lr"] == 0.1
 
 
+@pytest.mark.parametrize("way", ["local", "flat"])
+def test_parameters_that_all_ranks_average_are_fedavg_with_its_local_steps(
+    tmp_path: Path, way: str
+) -> None:
+    """The next model is that of the sum, which is no message of the program."""
+    text, params = states(tmp_path, way, "fedavg")
+    local = {"lr": 0.01, "optimiser": "adam", "steps": 2, "batch": 8, "keep": True}
+    assert params == local
+    assert tomllib.loads(text).get("messages") == ({"scale": 2.0} if way == "flat" else None)
+    words = ("tap", "merge", "trace.tap", "-o", "mine.pt", "--describe", "mine.toml")
+    described(tmp_path, text)
+    assert "were not recorded" not in leakaudit(tmp_path, *words).stderr
+    trace = la.load(tmp_path / "mine.pt")
+    assert {**local, "server": "mean"}.items() <= trace.params.items()
+    evidence = trace.provenance["evidence"]
+    assert isinstance(evidence, dict)
+    origins = {name: held[0] for name, held in evidence.items()}
+    assert {origins[name] for name in local} == {"STATED"}
+    assert origins["server"] == "VERIFIED"
+
+
 def test_a_loss_with_other_arguments_is_not_called_a_loss_of_ours(tmp_path: Path) -> None:
     text, _ = states(tmp_path, "smoothed")
     assert tomllib.loads(text)["model"]["loss"] == "NOT KNOWN"
@@ -90,13 +121,10 @@ def test_a_loss_with_other_arguments_is_not_called_a_loss_of_ours(tmp_path: Path
 
 def test_a_description_that_contradicts_statement_and_messages_is_rejected(tmp_path: Path) -> None:
     text, _ = states(tmp_path, "plain")
-    model = 'name = "mlp"\nargs = { hidden = 16 }'
-    whole = text.replace('name = "NOT KNOWN"', model).replace("\nargs = {} ", "\n# ")
-    wrong = whole.replace("lr = 0.1 ", "lr = 0.2 ")
-    for name, held in (("right.toml", whole), ("wrong.toml", wrong)):
-        (tmp_path / name).write_text(held)
-    words = ("tap", "merge", "trace.tap", "-o", "mine.pt", "--describe")
-    done = leakaudit(tmp_path, *words, "wrong.toml", check=False)
+    words = ("tap", "merge", "trace.tap", "-o", "mine.pt", "--describe", "mine.toml")
+    described(tmp_path, text.replace("lr = 0.1 ", "lr = 0.2 "))
+    done = leakaudit(tmp_path, *words, check=False)
     assert done.returncode == 2
     assert "params.lr: 0.2 contradicts 0.1, which is stated by the program" in done.stderr
-    assert leakaudit(tmp_path, *words, "right.toml").returncode == 0
+    described(tmp_path, text)
+    assert leakaudit(tmp_path, *words).returncode == 0

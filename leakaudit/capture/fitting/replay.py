@@ -201,10 +201,10 @@ def _predicted(
 def _arguments(kind: Any, constants: Mapping[str, Constant]) -> dict[str, Any]:
     known = inspect.signature(kind.__init__).parameters
     found: dict[str, Any] = {}
-    for name, value in constants.items():
-        pair = name.removesuffix("0")
-        if pair in known and f"{pair}1" in constants:
-            found[pair] = (value, constants[f"{pair}1"])
-        elif name in known:
-            found[name] = value
+    for name in known:
+        pair = f"{name}0", f"{name}1"
+        if constants.keys() >= set(pair):
+            found[name] = tuple(constants[one] for one in pair)
+        elif name in constants:
+            found[name] = constants[name]
     return found

@@ -196,9 +196,12 @@ def _add_start(draft: _Draft, seen: ChannelVectors) -> None:
 def _add_params(draft: _Draft, explained: MessageExplanation) -> None:
     payload = explained.sent.payload
     model = explained.model
+    stated = explained.program
+    if stated is not None and stated.averages:
+        _add_averages(draft, stated)
+        return
     if payload == "weights" and "protocol" in draft.comments:
         return
-    stated = explained.program
     if payload == "weights":
         _add_weights(draft, model)
     elif payload == "duals":
@@ -224,10 +227,35 @@ def _add_stated(draft: _Draft, stated: ProgramStatement) -> None:
         draft.put(f"params.{name}", value, stated.comment)
     if stated.scales:
         first, *later = stated.scales.values()
-        draft.put("messages.scale", first, f"{STATED}: the loss is scaled")
+        draft.put(
+            "messages.scale",
+            first,
+            "what is sent is a multiple of the gradient: a loss is scaled, or ranks divide",
+        )
         if later:
             scales = {str(t): factor for t, factor in list(stated.scales.items())[1:]}
             draft.put("messages.scales", scales, f"{STATED}: the scale of the loss changes")
+
+
+def _add_averages(draft: _Draft, stated: ProgramStatement) -> None:
+    """Add local steps whose results all ranks average."""
+    draft.put("protocol", "fedavg", f"{STATED}: all ranks average after local steps")
+    draft.put("first", "update")
+    for name, value in stated.params.items():
+        counted = name in ("steps", "keep")
+        draft.put(f"params.{name}", value, STATED if counted else stated.comment)
+    if "optimiser" not in stated.params:
+        draft.put("params.lr", 0.0, f"{stated.why}: {stated.comment}", known=False)
+    if "steps" not in stated.params:
+        draft.put("params.steps", 0, stated.why, known=False)
+    records = stated.records
+    if records.batch:
+        draft.put("params.batch", records.batch, f"{STATED}: {records.text}")
+    if stated.scales:
+        (factor,) = stated.scales.values()
+        draft.put(
+            "messages.scale", factor, "ranks divide before they add up, as the next models show"
+        )
 
 
 def _add_records(draft: _Draft, model: GuessedModel, stated: ProgramStatement | None) -> None:

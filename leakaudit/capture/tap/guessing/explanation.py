@@ -97,8 +97,7 @@ def _explained(
         sent, model = _between_ranks(seen, task, payload)
         if sent.sure != "unknown":
             model = counted(model, gradients.spread(seen, sent.payload))
-        stated_training = program.of_gradients(seen) if seen.hooked else None
-        return MessageExplanation(seen, sent, model, None, program=stated_training)
+        return MessageExplanation(seen, sent, model, None, program=_states(seen))
     sent = _stated(hub.payload(seen, server), payload)
     samples = list(hub.samples(seen, server, sent.payload))
     whole = hub.whole(seen, server, sent.payload)
@@ -107,6 +106,14 @@ def _explained(
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
     return MessageExplanation(seen, sent, model, server)
+
+
+def _states(seen: ChannelVectors) -> ProgramStatement | None:
+    if seen.hooked or seen.sends == "gradients":
+        return program.of_gradients(seen)
+    if seen.sends == "parameters":
+        return program.of_averages(seen)
+    return None
 
 
 def _stated(sent: PayloadGuess, payload: Payload | None) -> PayloadGuess:

@@ -20,9 +20,9 @@ from leakaudit.capture.fitting.replay import (
 )
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.messages.arranged import round_of
-from leakaudit.capture.tap.messages.server_step import MOST_ROUNDS
+from leakaudit.capture.tap.messages.server_step import MEAN, MOST_ROUNDS, mean_miss
 from leakaudit.capture.tap.messages.stated import Interval, intervals
-from leakaudit.capture.tap.messages.streams import LoggedMessage
+from leakaudit.capture.tap.messages.streams import MODELS, LoggedMessage
 from leakaudit.protocols.optimiser import BETAS, EPS, SMOOTHING
 
 STATED = "stated by the program"
@@ -52,6 +52,7 @@ USUAL: Mapping[str, Mapping[str, Constant]] = {
         "maximize": False,
     },
 }
+SOME = 6  # rounds in which an average is examined: a choice that bounds the time
 SHOWN = 4  # step sizes in one line: a choice
 
 
@@ -69,7 +70,7 @@ class ProgramStatement:
     """What the processes of a program state."""
 
     optimiser: str = ""  # the optimiser that moves the models, in words; empty if none is stated
-    # as constants: lr, optimiser, momentum, nesterov and decay; empty if no protocol has them
+    # as constants of the protocol; empty if it has none for them
     constants: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""  # why no protocol has such constants; empty if one has
     replayed: Replay | None = None  # its comparison with the models; None if there is none
@@ -77,6 +78,7 @@ class ProgramStatement:
     scales: Mapping[int, float] = field(default_factory=dict)
     records: StatedRecords = StatedRecords()
     loss: str = ""  # function of torch.nn.functional; empty if none or several were called
+    averages: bool = False  # whether ranks continue from the mean of their models
     plain: bool = True  # whether the loss has the usual arguments
     shape: tuple[int, ...] = ()  # of one input; empty if it changes
     outputs: int = 0  # of the model for one input; 0 if they are no vector
@@ -100,11 +102,10 @@ class ProgramStatement:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The constants by their names in FedSGD, unless the messages contradict them."""
+        """The constants of the protocol, unless the messages contradict them."""
         if self.contradicted:
             return {}
-        names = {"optimiser": "server"}
-        return {names.get(name, name): value for name, value in self.constants.items()}
+        return dict(self.constants)
 
     @property
     def evidence(self) -> Iterator[str]:
@@ -113,9 +114,14 @@ class ProgramStatement:
             yield f"optimiser {self.optimiser}: {self.comment}"
         if self.records.text:
             yield f"records: {self.records.text} ({STATED})"
-        if self.scales:
+        if self.averages:
+            yield (
+                "rank 0 continues from the mean of what all ranks send, as the messages show; "
+                "whether the others do is not recorded"
+            )
+        elif self.scales:
             factors = dict.fromkeys(f"{1 / one:g}" for one in self.scales.values())
-            yield f"the loss, and so each gradient, is scaled by {', '.join(factors)} ({STATED})"
+            yield f"what is sent is the gradient times {', '.join(factors)}"
         if self.loss:
             others = "" if self.plain else ", with other arguments than the usual ones"
             yield f"loss: {self.loss}{others} ({STATED})"
@@ -123,7 +129,7 @@ class ProgramStatement:
 
 def of_gradients(seen: ChannelVectors) -> ProgramStatement | None:
     """Return what is stated about gradients that hooks recorded; None if nothing is."""
-    streams = {rank: stream for rank, stream in seen.own.items() if stream[0].op != "model"}
+    streams = seen.own
     held = {rank: intervals(stream) for rank, stream in streams.items()}
     if not any(one.seen for found in held.values() for one in found):
         return None
@@ -180,7 +186,7 @@ def _records(held: Mapping[int, Sequence[Interval]], size: int) -> StatedRecords
         text = f"{text}, in {max(passes)} backward passes"
     if reused:
         text = f"{text}; the same ones in every step"
-    elif all(steps == distinct for steps, distinct in kinds):
+    elif all(1 < steps == distinct for steps, distinct in kinds):
         text = f"{text}; a new batch in every step"
     return StatedRecords(batch, reused and max(passes) == 1, text)
 
@@ -199,7 +205,7 @@ def _with_optimiser(
     streams: Mapping[int, Sequence[LoggedMessage]],
     held: Mapping[int, Sequence[Interval]],
 ) -> ProgramStatement:
-    models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
+    models = next((stream for wire, stream in seen.streams.items() if wire.op in MODELS), [])
     rank = models[0].src if models else min(streams)
     of_rank = held.get(rank)
     if not of_rank:
@@ -210,6 +216,8 @@ def _with_optimiser(
     if not every:
         return found
     constants, why = described(every, moves[1:])
+    if constants:
+        constants["server"] = constants.pop("optimiser")
     named = replace(found, optimiser=_words(every, moves), constants=constants, why=why)
     if seen.missing and any(move.clip_norm for move in moves):
         return named
@@ -219,7 +227,87 @@ def _with_optimiser(
     for index, move, factor in zip(indices, moves[1:], factors, strict=False):
         after[index] = replace(move, factor=factor)
     named = replace(named, scales=_scales(streams[rank], factors))
-    return replace(named, replayed=_replayed(seen, models, streams, after))
+    whole = _replayed(seen, models, streams, after)
+    if whole is not None and whole.agrees is False and not seen.hooked:
+        # Ranks may divide before they add up.
+        count = len(streams)
+        divided = {t: replace(move, factor=move.factor / count) for t, move in after.items()}
+        again = _replayed(seen, models, streams, divided)
+        if again is not None and again.agrees:
+            first = min(round_of(message, 1) for message in streams[rank])
+            return replace(named, replayed=again, scales={first: float(count)})
+    return replace(named, replayed=whole)
+
+
+def of_averages(seen: ChannelVectors) -> ProgramStatement | None:
+    """Return what is stated about parameters that all ranks add up; None if it is no FedAvg."""
+    streams = seen.own
+    if seen.graph.edges or any(stream[0].op != "allreduce" for stream in streams.values()):
+        return None
+    held = {rank: intervals(stream)[:-1] for rank, stream in streams.items()}
+    before = [one for found in held.values() for one in found]
+    models = next((stream for wire, stream in seen.streams.items() if wire.op == "start"), [])
+    factor = _average(models, streams)
+    if not factor or any(one.last.why for one in before):
+        return None
+    size = seen.sizes[-1]
+    every = [step for one in before for step in one.steps if step.size == size]
+    counts = {sum(step.size == size for step in one.steps) for one in before}
+    found = replace(_about_model(before), records=_step_records(before, size), averages=True)
+    if not every or 0 in counts:
+        return None
+    moves = [_move(one, size) for one in before]
+    constants, why = described(every, moves)
+    if len(counts) == 1:
+        constants["steps"] = counts.pop()
+    else:
+        why = f"ranks take {min(counts)} to {max(counts)} steps before an average"
+    if any(_keeps(of_rank, size) for of_rank in held.values()):
+        constants["keep"] = True
+    scales = {1: factor} if factor != 1 else {}
+    words = _words(every, moves)
+    return replace(found, optimiser=words, constants=constants, why=why, scales=scales)
+
+
+def _average(
+    models: Sequence[LoggedMessage], streams: Mapping[int, Sequence[LoggedMessage]]
+) -> float:
+    """Return the factor of which ranks continue from the mean of what they add up; 0 if of none."""
+    model = {message.index: message for message in models}
+    sent = [{message.index: message for message in stream} for stream in streams.values()]
+    rounds = [t for t in model if t + 1 in model and all(t in of_rank for of_rank in sent)]
+    for factor in (1.0, float(len(sent))):
+        misses: list[float] = []
+        for t in rounds[:SOME]:
+            held = [of_rank[t].value.double() for of_rank in sent]
+            mean = torch.stack(held).mean(0) * factor
+            misses.append(mean_miss(model[t].value, model[t + 1].value, mean))
+        if misses and max(misses) < MEAN:
+            return factor
+    return 0.0
+
+
+def _keeps(found: Sequence[Interval], size: int) -> bool:
+    """Return whether an optimiser steps in several rounds, so that it keeps its averages."""
+    rounds = [{step.number for step in one.steps if step.size == size} for one in found]
+    return any(before & later for before, later in pairwise(rounds))
+
+
+def _step_records(before: Sequence[Interval], size: int) -> StatedRecords:
+    """Return the number of records of the local steps between averages."""
+    for one in before:
+        steps = sum(step.size == size for step in one.steps)
+        if size not in one.last.root_sizes or not len(one.batches) == one.backwards == steps:
+            return StatedRecords(text="a step uses several calls of the model")
+        if not _fit_loss(one):
+            return StatedRecords(
+                text="the first dimension of the model's input is not that of the loss"
+            )
+    counts = {batch for one in before for batch in one.batches}
+    if len(counts) != 1:
+        return StatedRecords(text=f"{min(counts)} to {max(counts)} records per step")
+    batch = counts.pop()
+    return StatedRecords(batch, text=f"{batch} per step, by the first dimension of its input")
 
 
 def _move(one: Interval, size: int) -> StatedMove:

@@ -33,6 +33,10 @@ ASIDE = (
     "initial_lr",
 )
 MOST = 10_000  # lines and entries that wait for the next message: a choice that bounds the memory
+START = "start"  # the word for a model from which steps begin
+ADDED = ("allreduce", "reduce_scatter")  # operations in which all ranks add up
+KEPT = 50_000_000  # numbers of a model that is kept in memory until it is needed: a choice
+COMPARED = 64  # numbers at both ends of a vector that show that it is a copy: also a choice
 PROBES = 16  # numbers by which a batch is recognised, beside its sum: a choice
 
 
@@ -86,6 +90,13 @@ class Training:
         self._backward = 0  # backward passes that are running
         self._broken = ""
         self._count = 0
+        self._capture = capture
+        self._changes = 0  # steps and backward passes so far
+        self._addresses: tuple[int, dict[int, Any]] = (-1, {})  # changes, and what lay where
+        self._started = -1  # steps so far at the last model that was written
+        self._starts = 0  # models that were written
+        self._initial: Any = None  # the model before the first step, until it is needed or useless
+        self._averaged = False  # whether parameters were added up since the last step
         capture.training = self
 
     @property
@@ -119,6 +130,67 @@ class Training:
             notes |= {"losses": list(seen.losses), "usual": seen.usual, "counts": seen.counts}
         return [*lines, (TRAINED, notes)]
 
+    def sends(self, op: str, tensor: Any) -> Notes:
+        """Return what is known about a tensor that the program sends.
+
+        If all ranks add up parameters or gradients, the first rank logs the model before that.
+        """
+        found: Notes = {}
+        if op in (*ADDED, "send"):
+            self._noting(self._recognise, op, tensor, found)
+        return found
+
+    def _recognise(self, op: str, tensor: Any, found: Notes) -> None:
+        root = self._last()
+        if root is None or not tensor.is_floating_point():
+            return
+        parameters = list(root.parameters())
+        if self._addresses[0] != self._changes:
+            held = {p.grad.data_ptr(): p for p in parameters if p.grad is not None}
+            held |= {p.data_ptr(): p for p in parameters}
+            self._addresses = self._changes, held
+        what = _part(tensor, self._addresses[1].get(tensor.data_ptr()))
+        if not what and tensor.numel() == sum(p.numel() for p in parameters):
+            what = _copied(tensor.detach().reshape(-1), parameters)
+        if not what:
+            return
+        found["sends"] = what
+        if op not in ADDED:
+            self._initial = None
+        elif what == "parameters":
+            self._averaged = True
+            if self._initial is not None:
+                self._write_start(parameters, self._initial)
+        elif self._started != sum(self._taken.values()):
+            self._write_start(parameters, _flat(parameters))
+
+    def _write_start(self, parameters: list[Any], value: Any) -> None:
+        """Log the model at which a gradient was computed, or from which local steps begin."""
+        self._initial = None
+        self._started = sum(self._taken.values())
+        if self._capture.rank:
+            return
+        sizes = [p.numel() for p in parameters]
+        places = list(range(len(sizes)))
+        notes: Notes = {"parameters": places, "of": len(sizes), "last": True, "sizes": sizes}
+        root = self._last()
+        if root is not None and not self._starts:
+            notes |= {"names": [name for name, _ in root.named_parameters()], "frozen": []}
+        self._capture.event(START, value, at=self._starts, **notes)
+        self._starts += 1
+
+    def _begin_steps(self) -> None:
+        """Keep the model before the first step, and log that after an average."""
+        root = self._last()
+        if root is None or unwrapped(root) is not root or self._capture.rank:
+            return
+        parameters = list(root.parameters())
+        if self._averaged:
+            self._averaged = False
+            self._write_start(parameters, _flat(parameters))
+        elif not self._taken and sum(p.numel() for p in parameters) <= KEPT:
+            self._initial = _flat(parameters)
+
     def _noting(self, call: Callable[..., None], *args: Any) -> None:
         """Note something; what cannot be understood ends the notes, not the program."""
         if self._broken:
@@ -143,14 +215,18 @@ class Training:
         if self._constants.get(number) != constants and len(self._lines) < MOST:
             self._constants[number] = constants
             self._lines += self._groups(optimiser, number, constants)
+        self._begin_steps()
+        self._changes += 1
         self._taken[number] += 1
         self._since.steps[number] += 1
 
     def _groups(
         self, optimiser: Any, number: int, constants: list[dict[str, Any]]
     ) -> Iterator[tuple[str, Notes]]:
+        import torch
+
         kind = type(optimiser)
-        of_torch = kind.__module__.partition(".")[0] == "torch"
+        of_torch = kind is getattr(torch.optim, kind.__name__, None)
         places: dict[int, int] = {}
         root = self._last()
         if root is not None and len(constants) > 1:
@@ -234,6 +310,7 @@ class Training:
             if _compiling():
                 return real(*args, **named)
             self._backward += 1
+            self._changes += 1
             self._since.backwards += 1
             try:
                 return real(*args, **named)
@@ -317,6 +394,46 @@ class Training:
 
     def _note_scale(self, scaler: Any) -> None:
         self._since.facts["loss_scale"] = float(scaler.get_scale())
+
+
+def _flat(parameters: Iterable[Any]) -> Any:
+    import torch
+
+    return torch.cat([p.detach().reshape(-1).clone() for p in parameters])
+
+
+def _part(tensor: Any, parameter: Any) -> str:
+    """Return what of a parameter a tensor is; empty if it is none of it (any more)."""
+    if parameter is None or tensor.numel() != parameter.numel():
+        return ""
+    if parameter.data_ptr() == tensor.data_ptr():
+        return "parameters"
+    gradient = parameter.grad
+    same = gradient is not None and gradient.data_ptr() == tensor.data_ptr()
+    return "gradients" if same else ""
+
+
+def _copied(vector: Any, parameters: list[Any]) -> str:
+    """Return of what a vector of a model's length is a copy, divided by the number of ranks or not.
+
+    Empty if it is not known.
+    """
+    import torch
+    import torch.distributed as dist
+
+    first = parameters[0]
+    last = parameters[-1]
+    pairs = {"parameters": (first.detach(), last.detach()), "gradients": (first.grad, last.grad)}
+    for what, (begin, end) in pairs.items():
+        if begin is None or end is None:
+            continue
+        for divisor in (1, dist.get_world_size()):
+            ends = (begin.reshape(-1)[:COMPARED], end.reshape(-1)[-COMPARED:])
+            begun, ended = (part.to(vector.dtype) / divisor for part in ends)
+            same = torch.equal(vector[: len(begun)], begun)
+            if same and torch.equal(vector[-len(ended) :], ended) and bool(ended.any()):
+                return what
+    return ""
 
 
 def _compiling() -> bool:

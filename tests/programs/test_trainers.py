@@ -86,14 +86,19 @@ def test_gradients_optimiser_and_pictures_are_those_of_the_program(
 
 @pytest.mark.parametrize("framework", PROGRAMS)
 @pytest.mark.parametrize("options", [("--batch", "2"), ("--batch", "4", "--own", "12")], ids=str)
-def test_batches_are_recorded_and_no_number_of_records_is_claimed(
+def test_batches_are_recorded_and_their_size_is_the_stated_one(
     tmp_path: Path, framework: str, options: tuple[str, ...]
 ) -> None:
     """Two records of a rank in every step, or four of twelve in a new order."""
     seen = train(tmp_path, framework, *options)
     assert seen.code == 3, seen.said
     assert (seen.description["payload"], seen.description["protocol"]) == ("gradients", "fedsgd")
-    assert {"samples", "batch"}.isdisjoint(seen.description["params"])
+    params = seen.description["params"]
+    shuffled = "--own" in options or framework == "lightning"
+    name = "batch" if shuffled else "samples"
+    assert {key: params[key] for key in ("batch", "samples") if key in params} == {
+        name: int(options[1])
+    }
     check_sent(seen)
     model = ("--model", "mlp", "--set", "hidden=32", "--shape", "1,8,8", "--classes", "10")
     leakaudit(tmp_path, "tap", "describe", "trace.tap", *model, "-o", "mine.toml")
@@ -103,8 +108,9 @@ def test_batches_are_recorded_and_no_number_of_records_is_claimed(
     assert (trace.params["server"], trace.params["momentum"]) == ("sgd", 0)
     evidence = trace.provenance["evidence"]
     assert isinstance(evidence, dict)
-    assert evidence["samples"][0] == "UNKNOWN"
-    shown = re.search(r"show at least (\d+)", evidence["samples"][1])
+    assert evidence[name][0] == "STATED"
+    assert evidence["lr"][0] == "VERIFIED"
+    shown = re.search(r"show at least (\d+)", evidence[name][1])
     assert shown is not None
     assert 1 < int(shown[1]) <= int(options[1])
     for found in la.attack(la.leaks(trace), generator=torch.Generator().manual_seed(0)):

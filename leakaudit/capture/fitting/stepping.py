@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -91,6 +91,8 @@ class ModelMoves:
     norms: Tensor  # (T,) norms of the complete gradients
     floor: float  # the miss that rounding explains, relative to the smallest move
     rounding: float = 0.0  # only that of the number formats
+    # (c,) places of the coordinates in a model
+    columns: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
 
     def before(self, stop: int) -> ModelMoves:
         """Return the moves of the rounds before one."""
@@ -222,6 +224,7 @@ def observed(
         norms=torch.stack([gradient.double().norm() for gradient in gradients[:count]]),
         floor=max(rounding, of_gradients) + rounding * size / smallest,
         rounding=max(rounding, of_gradients),
+        columns=some,
     )
 
 

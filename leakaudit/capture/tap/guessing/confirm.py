@@ -42,6 +42,7 @@ def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> li
     wrong = [
         *_of_scale(described, explained),
         *_of_constants(described, explained),
+        *_of_program(described, explained),
         *_of_rest(described, explained.seen),
     ]
     if not wrong and _doubt(described, explained):
@@ -173,6 +174,17 @@ def _of_constants(described: MessageDescription, explained: MessageExplanation) 
             yield (
                 f"params.{name}: {declared[name]!r} contradicts the messages, which show {shown}"
             )
+
+
+def _of_program(described: MessageDescription, explained: MessageExplanation) -> Iterator[str]:
+    """Compare the constants with those that the program states, if the messages confirm these."""
+    program = explained.program
+    if program is None or program.replayed is None or not program.replayed.agrees:
+        return
+    for name, stated in program.params.items():
+        declared = described.params.get(name, stated)
+        if declared != "unknown" and not _agree(declared, stated, PROVED):
+            yield f"params.{name}: {declared!r} contradicts {stated!r}, which is {program.comment}"
 
 
 def compared(

@@ -15,6 +15,8 @@ from leakaudit.capture.tap.guessing import hub
 from leakaudit.capture.tap.guessing.duals import DualSolution
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.guessing.program import STATED, ProgramStatement, StatedRecords
+from leakaudit.capture.tap.log.finder import LOSSES
 from leakaudit.capture.tap.messages.description import ASK, USUAL
 from leakaudit.capture.tap.messages.layouts import renamed
 from leakaudit.capture.tap.messages.private import PrivateGradients
@@ -129,7 +131,7 @@ def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "")
         draft.ask("protocol", changed)
     elif server is not None and not hub.is_one_model(seen, server):
         draft.ask("protocol", "the server sends different models to its clients in a round")
-    _add_model(draft, model)
+    _add_model(draft, model, explained.program)
     if model.contradicted and seen.hooked and explained.stated is None:
         why = "another model, activation or loss: no recomputed gradient equals those of the hook"
         if model.doubt:
@@ -147,7 +149,7 @@ def blank() -> _Draft:
     draft.put("payload", "", "weights, gradients or duals", known=False)
     draft.put("protocol", "", LIST, known=False)
     draft.put("first", "update")
-    _add_model(draft, GuessedModel(None))
+    _add_model(draft, GuessedModel(None), None)
     return draft
 
 
@@ -194,6 +196,10 @@ def _add_start(draft: _Draft, seen: ChannelVectors) -> None:
 def _add_params(draft: _Draft, explained: MessageExplanation) -> None:
     payload = explained.sent.payload
     model = explained.model
+    stated = explained.program
+    if stated is not None and stated.averages:
+        _add_averages(draft, stated)
+        return
     if payload == "weights" and "protocol" in draft.comments:
         return
     if payload == "weights":
@@ -206,11 +212,61 @@ def _add_params(draft: _Draft, explained: MessageExplanation) -> None:
         if model.contradicted and not explained.seen.hooked:
             _ask_payload(draft, model)
         _add_scale(draft, model.factors)
-    _add_records(draft, model)
+    if stated is not None:
+        _add_stated(draft, stated)
+    _add_records(draft, model, stated)
 
 
-def _add_records(draft: _Draft, model: GuessedModel) -> None:
+def _add_stated(draft: _Draft, stated: ProgramStatement) -> None:
+    """Add the optimiser and the loss scale, unless the messages contradict them."""
+    if not stated.optimiser or stated.contradicted:
+        return
+    if stated.why:
+        draft.put("params.server", "unknown", f"{stated.why} ({stated.comment})")
+    for name, value in stated.params.items():
+        draft.put(f"params.{name}", value, stated.comment)
+    if stated.scales:
+        first, *later = stated.scales.values()
+        draft.put(
+            "messages.scale",
+            first,
+            "what is sent is a multiple of the gradient: a loss is scaled, or ranks divide",
+        )
+        if later:
+            scales = {str(t): factor for t, factor in list(stated.scales.items())[1:]}
+            draft.put("messages.scales", scales, f"{STATED}: the scale of the loss changes")
+
+
+def _add_averages(draft: _Draft, stated: ProgramStatement) -> None:
+    """Add local steps whose results all ranks average."""
+    draft.put("protocol", "fedavg", f"{STATED}: all ranks average after local steps")
+    draft.put("first", "update")
+    for name, value in stated.params.items():
+        counted = name in ("steps", "keep")
+        draft.put(f"params.{name}", value, STATED if counted else stated.comment)
+    if "optimiser" not in stated.params:
+        draft.put("params.lr", 0.0, f"{stated.why}: {stated.comment}", known=False)
+    if "steps" not in stated.params:
+        draft.put("params.steps", 0, stated.why, known=False)
+    records = stated.records
+    if records.batch:
+        draft.put("params.batch", records.batch, f"{STATED}: {records.text}")
+    if stated.scales:
+        (factor,) = stated.scales.values()
+        draft.put(
+            "messages.scale", factor, "ranks divide before they add up, as the next models show"
+        )
+
+
+def _add_records(draft: _Draft, model: GuessedModel, stated: ProgramStatement | None) -> None:
     shown = model.records
+    records = StatedRecords() if stated is None else stated.records
+    if records.batch and (shown is None or shown.most <= records.batch):
+        name = "samples" if records.reused else "batch"
+        draft.put(f"params.{name}", records.batch, f"{STATED}: {records.text}")
+        if not records.reused:
+            draft.note("params.samples", "a rank may have more than those of one step")
+        return
     if model.reused:
         draft.put("params.samples", 1, f"records per rank: {model.reused}")
         return
@@ -378,7 +434,7 @@ def _add_duals(draft: _Draft, solved: DualSolution | None) -> None:
     draft.put("params.z0", 0.0, "duals start at zero")
 
 
-def _add_model(draft: _Draft, model: GuessedModel) -> None:
+def _add_model(draft: _Draft, model: GuessedModel, stated: ProgramStatement | None) -> None:
     if model.task is None:
         asked = (
             "the model that was trained: 'leakaudit list models', package.module:factory, "
@@ -389,6 +445,8 @@ def _add_model(draft: _Draft, model: GuessedModel) -> None:
         draft.put("model.shape", [], "shape of one input, e.g. [1, 28, 28]", known=False)
         draft.put("model.classes", 0, "number of classes", known=False)
         draft.put("model.loss", "cross_entropy")
+        if stated is not None:
+            _add_stated_model(draft, stated)
         return
     spec = model.task.spec
     values = {
@@ -410,6 +468,20 @@ def _add_model(draft: _Draft, model: GuessedModel) -> None:
         draft.note("model.shape", text)
     if model.found is None:
         draft.note("model.name", "of the right size, but not proved")
+
+
+def _add_stated_model(draft: _Draft, stated: ProgramStatement) -> None:
+    if stated.shape:
+        draft.put("model.shape", list(stated.shape), f"{STATED}: one record of its input")
+    loss = LOSSES.get(stated.loss, "") if stated.plain else ""
+    if stated.loss and not loss:
+        draft.ask("model.loss", f"the program computes {stated.loss}, which is none of these")
+        return
+    if not loss:
+        return
+    draft.put("model.loss", loss, STATED)
+    if loss == "cross_entropy" and stated.outputs:
+        draft.put("model.classes", stated.outputs, f"{STATED}: outputs of the model")
 
 
 def add_order(draft: _Draft, model: GuessedModel, order: Sequence[str], possible: int) -> None:

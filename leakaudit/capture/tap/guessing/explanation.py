@@ -10,9 +10,10 @@ from itertools import chain
 from leakaudit.capture.fitting import fit, local, local_optimiser, records, stepping
 from leakaudit.capture.fitting.factors import Factors, compare
 from leakaudit.capture.fitting.records import RecordCounts
-from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
+from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads, program
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
+from leakaudit.capture.tap.guessing.program import ProgramStatement
 from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.private import PrivateGradients, private
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
@@ -74,6 +75,7 @@ class MessageExplanation:
     server: int | None  # rank of the server; None if there is none
     # what Opacus states about the messages; None if it did not send them
     stated: PrivateGradients | None = None
+    program: ProgramStatement | None = None  # what the program states about its training
 
 
 def explain(
@@ -95,7 +97,7 @@ def _explained(
         sent, model = _between_ranks(seen, task, payload)
         if sent.sure != "unknown":
             model = counted(model, gradients.spread(seen, sent.payload))
-        return MessageExplanation(seen, sent, model, None)
+        return MessageExplanation(seen, sent, model, None, program=_states(seen))
     sent = _stated(hub.payload(seen, server), payload)
     samples = list(hub.samples(seen, server, sent.payload))
     whole = hub.whole(seen, server, sent.payload)
@@ -104,6 +106,14 @@ def _explained(
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
     return MessageExplanation(seen, sent, model, server)
+
+
+def _states(seen: ChannelVectors) -> ProgramStatement | None:
+    if seen.hooked or seen.sends == "gradients":
+        return program.of_gradients(seen)
+    if seen.sends == "parameters":
+        return program.of_averages(seen)
+    return None
 
 
 def _stated(sent: PayloadGuess, payload: Payload | None) -> PayloadGuess:

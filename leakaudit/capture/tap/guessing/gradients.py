@@ -13,7 +13,7 @@ from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.messages.arranged import round_of
 from leakaudit.capture.tap.messages.description import Payload
-from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
+from leakaudit.capture.tap.messages.streams import MODELS, LogChannel, LoggedMessage
 from leakaudit.protocols.mixing import metropolis
 
 SOME = 6  # rounds or samples to use: a choice that bounds the time
@@ -114,7 +114,7 @@ def _points(seen: ChannelVectors, rank: int, message: LoggedMessage) -> dict[str
     if seen.centre is not None:
         models = seen.streams.get(LogChannel(seen.centre, rank, "send"), [])
     else:
-        models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
+        models = next((stream for wire, stream in seen.streams.items() if wire.op in MODELS), [])
     near = next((model for model in models if model.index == message.index), None)
     found = None if near is None else near.whole
     return {} if found is None else {"model": found}

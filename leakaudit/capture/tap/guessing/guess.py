@@ -158,6 +158,8 @@ def _evidence(
     yield _of_model(explained.model, task is not None, size, sent)
     if explained.model.records is not None:
         yield f"records: {explained.model.records.text}"
+    if explained.program is not None:
+        yield from explained.program.evidence
     yield from _partial(seen)
     yield from seen.notes
     yield from answers.remarks(logs)

@@ -18,6 +18,7 @@ from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     FLOATS,
+    MODELS,
     POINT,
     LogChannel,
     LoggedMessage,
@@ -99,7 +100,7 @@ class ChannelVectors:
 
         out: dict[int, list[LoggedMessage]] = {}
         for wire in sorted(self.streams, key=key):
-            if wire.op not in ("recv", "model"):
+            if wire.op not in ("recv", *MODELS):
                 out.setdefault(wire.src, self.streams[wire])
         return out
 
@@ -115,6 +116,13 @@ class ChannelVectors:
         """Which hook recorded gradients, so that they are nothing else; empty if none did."""
         ops = {wire.op for wire in self.streams}
         return next((name for op, name in HOOKS.items() if op in ops), "")
+
+    @property
+    def sends(self) -> str:
+        """What the program sends, as it states for all messages; empty if it does not."""
+        own = [stream for wire, stream in self.streams.items() if wire.op not in MODELS]
+        words = {message.note("sends") for stream in own for message in stream}
+        return str(words.pop() or "") if len(words) == 1 else ""
 
     @property
     def broken(self) -> LoggedMessage | None:

@@ -8,6 +8,7 @@ from typing import Any
 from leakaudit.capture.fitting.records import RecordCounts
 from leakaudit.capture.tap.guessing import confirm, hub, observed
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation, explain
+from leakaudit.capture.tap.guessing.program import StatedRecords
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.core.errors import LeakauditError
@@ -64,12 +65,16 @@ def _constants(
     word: Origin,
 ) -> Iterator[Evidence]:
     stated = explained.stated
+    program = explained.program
     shown = confirm.compared(described, explained)
     for name in params:
         if name in COUNTS:
             continue
         if params[name] == "unknown":
             yield Evidence(name, Origin.UNKNOWN)
+        elif program is not None and program.params.get(name) == params[name]:
+            sure = program.replayed is not None and program.replayed.agrees
+            yield Evidence(name, Origin.VERIFIED if sure else Origin.STATED, program.comment)
         elif name not in described.params:
             yield Evidence(name, Origin.VERIFIED, "it predicts models that it was not fitted to")
         elif stated is not None and name in stated.params:
@@ -88,19 +93,22 @@ def _records(
     text = "" if shown is None else shown.text
     samples = described.params.get("samples") or 0
     batch = described.params.get("batch") or 0
+    program = StatedRecords() if explained.program is None else explained.program.records
     if batch:
-        yield _count("batch", batch, shown, explained.model, word)
+        yield _count("batch", batch, shown, explained.model, word, program)
     if samples:
         if shown is not None and max(shown.together, shown.most) > samples:
             yield Evidence("samples", Origin.CONTRADICTED, text)
         elif explained.model.reused and samples == 1:
             yield Evidence("samples", Origin.VERIFIED, explained.model.reused)
+        elif program.reused and samples == program.batch:
+            yield Evidence("samples", Origin.STATED, _joined(program.text, text))
         elif samples in hub.examples(explained.seen):
             yield Evidence("samples", Origin.STATED, "clients report it")
         else:
             yield Evidence("samples", word, text)
     missing = {name for name, value in (("samples", samples), ("batch", batch)) if not value}
-    if samples and explained.model.reused:
+    if samples and (explained.model.reused or program.reused):
         missing.discard("batch")  # one record of one is all of them
     elif word is Origin.DECLARED and described.params.get("batch") == 0:
         missing.discard("batch")
@@ -110,15 +118,27 @@ def _records(
 
 
 def _count(
-    name: str, batch: int, shown: RecordCounts | None, model: GuessedModel, word: Origin
+    name: str,
+    batch: int,
+    shown: RecordCounts | None,
+    model: GuessedModel,
+    word: Origin,
+    program: StatedRecords,
 ) -> Evidence:
+    text = "" if shown is None else shown.text
+    if shown is not None and shown.most > batch:
+        return Evidence(name, Origin.CONTRADICTED, text)
+    if batch == program.batch and not program.reused:
+        return Evidence(name, Origin.STATED, _joined(program.text, text))
     if shown is None:
         return Evidence(name, word)
-    if shown.most > batch:
-        return Evidence(name, Origin.CONTRADICTED, shown.text)
     if batch == 1 and shown.single and model.found is not None:
         return Evidence(name, Origin.VERIFIED, shown.text)
     return Evidence(name, word, shown.text)
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
 
 
 def _unknown(names: set[str], text: str) -> Iterator[Evidence]:

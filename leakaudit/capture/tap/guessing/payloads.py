@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Literal
@@ -46,6 +46,8 @@ MOVE = 0.5  # maximum distance, relative to its length, by which a model moves i
 # Vectors of independent directions may be any of these, unless a recomputed gradient proves one.
 DIRECTIONS = "gradients, differences of models, or models that move fast"
 
+# What a program states that it sends -> the payload.
+SENT: Mapping[str, Payload] = {"parameters": "weights", "gradients": "gradients"}
 SOME = 6  # rounds to use: a choice that bounds the time
 PAIRS = 60  # pairs of messages to compare: also a choice
 
@@ -65,6 +67,8 @@ def payload(seen: ChannelVectors) -> PayloadGuess:
     if seen.hooked:
         zero = ", which are zero in the rounds that were compared" if _all_zero(seen) else ""
         return PayloadGuess("gradients", "sure", f"{seen.hooked} recorded gradients{zero}")
+    if seen.sends in SENT:
+        return PayloadGuess(SENT[seen.sends], "sure", f"the program sends its {seen.sends}")
     cosines = [cosine(*pair) for pair in _pairs(seen)]
     if not cosines:
         return _not_known("only one rank sends, so no comparison shows what is sent")

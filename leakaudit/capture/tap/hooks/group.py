@@ -197,7 +197,10 @@ class _Calls:
     def _event(
         self, group: Any, op: str, tensor: Any, peer: int | None = None, tag: int = 0
     ) -> None:
-        self.capture.event(op, tensor, peer, tag, **group_notes(self.dist, group))
+        notes = group_notes(self.dist, group)
+        if self.capture.training is not None:
+            notes |= self.capture.training.sends(op, tensor)
+        self.capture.event(op, tensor, peer, tag, **notes)
 
     def receiving(self, named: bool) -> Callable[..., Any]:
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -62,6 +62,7 @@ HOOKS = {  # module of ours -> the modules that its `listen` taps; not every ver
 
 def install() -> None:
     """Tap this process with the settings in the environment."""
+    from leakaudit.capture.tap.hooks.training import Training
     from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 
     settings = json.loads(os.environ[VARIABLE])
@@ -75,10 +76,23 @@ def install() -> None:
     waiting: dict[str, Callable[[ModuleType], None]] = {}
     for own, modules in HOOKS.items():
         waiting |= dict.fromkeys(modules, partial(tap, own))
+    watchers: list[Mapping[str, Callable[[ModuleType], None]]] = [Training(capture).installers]
     if capture.model is not None:
-        waiting["torch.nn.modules.module"] = capture.model.watch
-        waiting["torch.nn.functional"] = capture.model.watch_losses
+        watchers.append(capture.model.installers)
+    for watcher in watchers:
+        for name, install_in in watcher.items():
+            waiting[name] = partial(_both, waiting.get(name), install_in)
     sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+def _both(
+    first: Callable[[ModuleType], None] | None,
+    second: Callable[[ModuleType], None],
+    module: ModuleType,
+) -> None:
+    if first is not None:
+        first(module)
+    second(module)
 
 
 def _end_with(process: int) -> None:

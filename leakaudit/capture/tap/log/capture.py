@@ -78,6 +78,7 @@ class Capture:
         self.model: Finder | None = None
         if settings.model:
             self.model = Finder(folder)
+        self.training: Any = None  # `hooks.training.Training`, if it watches this process
         self._rank = rank
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
@@ -108,6 +109,7 @@ class Capture:
         begun = time.perf_counter()
         try:
             log = self._log or self._open()
+            self._note_training(log)
             op, notes = self._translated(op, value, notes)
             at = notes.pop("at", at)
             if LEFT_OUT not in notes:
@@ -121,6 +123,11 @@ class Capture:
             log.spent += time.perf_counter() - begun
         except Exception as error:
             self._stop(error)
+
+    def _note_training(self, log: Log) -> None:
+        if self.training is not None:
+            for op, notes in self.training.taken():
+                log.write(op, **notes)
 
     def safely(self, call: Callable[..., Result], *args: Any) -> Result | None:
         """Call a function of the tap; its error ends the recording, not the program."""
@@ -222,6 +229,7 @@ class Capture:
         """Return a recording with the same settings, for one of several nodes in this process."""
         other = copy.copy(self)
         other._rank = rank
+        other.training = None
         other._forked()
         os.register_at_fork(after_in_child=other._forked)
         return other
@@ -330,10 +338,13 @@ class Capture:
         self._partial = {}
         self._here = threading.local()
         self._hooks = []
+        if self.training is not None:
+            self.training.taken()  # of the parent
 
     def end(self) -> None:
         """Close the log; nothing is logged afterwards."""
         if self._log is not None and self._log.owner == os.getpid():
+            self._note_training(self._log)
             self._log.close()
             self._log = None
             self._broken = True

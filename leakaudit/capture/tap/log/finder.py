@@ -86,6 +86,11 @@ class Finder:
         self._restore: Callable[[], None] = lambda: None
         self._here = threading.local()
 
+    @property
+    def installers(self) -> Mapping[str, Callable[[ModuleType], None]]:
+        """Module of torch -> the function that watches it."""
+        return {"torch.nn.modules.module": self.watch, "torch.nn.functional": self.watch_losses}
+
     def watch(self, module: ModuleType) -> None:
         """Watch the outermost calls of modules."""
         import torch
@@ -128,9 +133,8 @@ class Finder:
         return loss
 
     def _note_loss(self, given: Mapping[str, Any], name: str, meaning: str) -> None:
-        usual = all(_is_usual(given.get(key), value) for key, value in USUAL.items())
         known = meaning or name
-        if not usual:
+        if not usual(given):
             known = f"{name} {UNUSUAL}"
         if known in self.losses:
             return
@@ -204,6 +208,11 @@ class Finder:
             facts["why"] = why.splitlines()[0][:300]
         self._facts = facts
         self._write()
+
+
+def usual(given: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a loss are those that a loss of ours has."""
+    return all(_is_usual(given.get(key), value) for key, value in USUAL.items())
 
 
 def _is_usual(given: Any, value: Any) -> bool:

@@ -49,7 +49,7 @@ Word = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,39}\Z")]
 # The notes that a tap writes, by their type and what it is called. Notes of other names are those
 # of a program, which may hold anything that is flat.
 _TYPES: tuple[tuple[Any, str, str], ...] = (
-    (str, "text", "content filter hook kind lane left_out mod name node rest to way why"),
+    (str, "text", "content filter hook kind lane left_out mod name node rest sends to way why"),
     (list[str], "a list of texts", "beside filters frozen holds names trained_by"),
     (Whole, "a whole number from 0", "array arrays factor of position seed server"),
     (Integer, "an integer", "examples partition records round steps"),

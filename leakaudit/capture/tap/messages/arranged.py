@@ -16,7 +16,7 @@ from torch import Tensor
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.layouts import ParameterPlace
-from leakaudit.capture.tap.messages.streams import POINT, LoggedMessage
+from leakaudit.capture.tap.messages.streams import MODELS, POINT, LoggedMessage
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence
 from leakaudit.core.trace import Graph, Json
@@ -33,7 +33,7 @@ UP = (
     "send",
     "recv",
 )
-DOWN = ("model", "broadcast", "scatter", "send", "recv")
+DOWN = (*MODELS, "broadcast", "scatter", "send", "recv")
 NAME = 40  # characters of the name of a client or a node that are shown: a choice
 
 

@@ -23,6 +23,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter", "alltoall")  # operations with one receiver
 POSITION = "position"  # the note of the position on a channel, if messages may be missing
 SHOWN = 8  # operations in one line
+MODELS = ("model", "start")  # operations that stand for a model, which need not travel
 GRADIENTS = ("ddp", "fsdp", "opacus", "model")  # logged together, with their places in one model
 
 

@@ -104,7 +104,7 @@ VERBS = {
     "demo": "demo -o new -q",
     "doctor": "doctor",
     "config": "config show",
-    "init": "init --no-baseline -q",
+    "init": "init --example --no-baseline -q",
     "help": "--help",
     "version": "--version",
 }

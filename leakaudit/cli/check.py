@@ -235,7 +235,7 @@ def _prepare() -> None:
     """Start the process from which programs are forked; it imports torch meanwhile."""
     from leakaudit.judging.gate import tables
 
-    if any(check.run for check in tables.load(Path()).checks):
+    if any(check.run or check.tap for check in tables.load(Path()).checks):
         from leakaudit._util import forks
 
         forks.context()

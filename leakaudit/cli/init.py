@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from leakaudit._util.config import inline
 from leakaudit._util.plural import counted
 from leakaudit.cli._commands import SharedOptions, command, option
-from leakaudit.cli._options import say, settings
+from leakaudit.cli._options import INCONCLUSIVE, say, settings
 from leakaudit.core.errors import LeakauditError
 
 SCENARIO = """\
-# A scenario of 'leakaudit record'. Replace it by your own program: run = "module:function".
+# A bundled protocol, and nothing of this repository. Replace it by your own program:
+# run = "module:function", or tap = "torchrun … train.py".
 [check.main.scenario]
 victim = "dpsgd"                   # a protocol, see 'leakaudit list victims'
 nodes = 4
@@ -22,6 +25,7 @@ model = "logistic"
 # constants of the protocol and arguments of the model
 set = { order = "adapt", noise = "message", sigma = 0.2 }"""
 
+DESCRIPTION = "tap.toml"  # of the messages of a tapped program
 SCHEMA = "leakaudit.schema.json"  # beside the configuration, so that editors work offline
 STARTER = """\
 #:schema ./leakaudit.schema.json
@@ -79,9 +83,18 @@ class _Options(SharedOptions):
         "--run",
         metavar="MODULE:FUNCTION",
     )
-    scenario: Path | None = option(
-        "scenario file to use instead of your program (default: a small example)", metavar="FILE"
+    tap: str | None = option(
+        "your program: a command that runs under the tap, such as 'torchrun --nproc-per-node 2 "
+        "train.py --seed {seed}'; it is run once, to describe its messages in tap.toml",
+        metavar="COMMAND",
     )
+    truth: str | None = option(
+        "with --tap: file .npz with the records x, y, node of all nodes, which the program may "
+        "write (default: records.npz)",
+        metavar="FILE",
+    )
+    scenario: Path | None = option("scenario file to use instead of a program", metavar="FILE")
+    example: bool = option("use a bundled example instead of a program")
     no_baseline: bool = option("do not run the checks to measure a baseline")
 
 
@@ -90,19 +103,25 @@ class _Options(SharedOptions):
     "write a first leakaudit.toml and a first baseline for 'check'",
     "Sets up the gate: writes a commented leakaudit.toml, its JSON schema for editors, and "
     "a first baseline. Existing files are never overwritten.",
-    "leakaudit init",
     "leakaudit init --run train:record --no-baseline",
+    "leakaudit init --tap 'torchrun --nproc-per-node 2 train.py'",
+    "leakaudit init --example",
 )
 def run(args: _Options) -> int:
     """Write the configuration, validate it, and measure the baseline."""
     from leakaudit.judging.gate import files, judge
     from leakaudit.reporting.rendering import console
 
-    if args.function and args.scenario:
-        raise LeakauditError("expected --run or --scenario, got both; remove one of them")
+    _check(args)
     chosen = settings(args)
     path = Path("leakaudit.toml")
-    files.starter(path, starter(args.function, args.scenario))
+    files.absent(path)
+    missing = ""
+    if args.tap:
+        text, missing = _tapped(args, chosen)
+    else:
+        text = starter(args.function, args.scenario)
+    files.starter(path, text)
     try:
         gate = files.configured(Path())
         judge.validate(gate)
@@ -113,6 +132,10 @@ def run(args: _Options) -> int:
         advice = "'leakaudit config schema' prints the current schema"
         say(f"{SCHEMA}: kept, although it differs from the current schema; {advice}", args)
     say(f"{path}: written; read it and set the budgets", args)
+    if missing:
+        then = "leakaudit check --update --reason 'first baseline'"
+        say(f"{DESCRIPTION}: {missing}; complete it, then: {then}", args)
+        return INCONCLUSIVE
     if args.no_baseline:
         return 0
     beside = gate.baseline_path
@@ -123,8 +146,43 @@ def run(args: _Options) -> int:
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged, _, _ = files.update(gate, chosen.seed, "first baseline")
     cells = f"{gate.baseline_path}: written, {counted(len(judged.cells), 'cell')}"
-    say(f"{cells}; commit all three files, then run 'leakaudit check'", args)
+    say(f"{cells}; commit these files, then run 'leakaudit check'", args)
     return 0
+
+
+def _check(args: _Options) -> None:
+    given = (args.function, args.tap, args.scenario, args.example)
+    if sum(map(bool, given)) != 1:
+        raise LeakauditError(
+            "expected one of --run MODULE:FUNCTION, --tap COMMAND and --scenario FILE, which say "
+            "what is checked, or --example, which checks a bundled protocol and nothing of yours"
+        )
+    if args.truth and not args.tap:
+        raise LeakauditError("--truth: expected only with --tap")
+
+
+def _tapped(args: _Options, chosen: argparse.Namespace) -> tuple[str, str]:
+    """Run a command once, and describe its messages unless they are described already.
+
+    Returns the configuration, and what the description lacks.
+    """
+    from leakaudit.judging.gate import files, tapped
+    from leakaudit.judging.gate.config import Check
+
+    written = Check("main", tap=args.tap or "", truth=args.truth or "records.npz")
+    described = Path(DESCRIPTION)
+    if described.exists():
+        written = replace(written, describe=DESCRIPTION)
+    first = tapped.first(written, Path(), chosen.seed)
+    if not written.describe:
+        files.starter(described, first.toml)
+        say(f"{described}: written: {first.said}", args)
+    lines: dict[str, object] = {"tap": written.tap, "describe": DESCRIPTION, "truth": written.truth}
+    if first.rounds:
+        lines["rounds"] = first.rounds
+    program = "".join(f"{name} = {inline(value)}\n" for name, value in lines.items())
+    text = STARTER.format(program=program, scenario="")
+    return text, "" if first.rounds else first.said
 
 
 def starter(function: str | None, scenario: Path | None) -> str:

@@ -108,11 +108,7 @@ def run(args: _Options) -> int:
         "model": args.model_from is not None,
     }
     if described is not None:
-        listening |= {
-            "sizes": described.sizes,
-            "start": described.start,
-            "names": described.names,
-        }
+        listening |= described.listening
     said = _choice(layers) if described is None else _need(limit, described, layers)
     with launch.owned(folder):
         launch.prepare(folder)
@@ -142,12 +138,7 @@ def _finish(
                 args,
             )
             return code
-        why = (
-            "it sent none by torch.distributed, Flower, NVFlare or p2pfl, or sends them by "
-            "torch.distributed.rpc, which is not tapped, its server runs elsewhere, or its Python "
-            "ignores PYTHONPATH (-I, -E, -S)"
-        )
-        raise LeakauditError(f"no messages of the program were recorded: {why}")
+        raise LeakauditError(f"no messages of the program were recorded: {launch.SILENT}")
     try:
         task, assumed = _model(args, folder)
         described = described or _guessed(args, folder, task, assumed)

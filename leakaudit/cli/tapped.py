@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -149,22 +148,11 @@ def write(
 ) -> None:
     """Write the trace; report its size and what is missing."""
     from leakaudit.capture.tap import merge
-    from leakaudit.capture.tap.guessing import confirm, origins
-    from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import states, wires
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import provenance
     from leakaudit.tasks import remarks
 
-    everything = states.only_trained(read_logs(folder), described.task.layout.names)
-    plan = wires.plan(described, everything)
-    logs = wires.latest(everything)
-    wrong = confirm.contradictions(described, logs) if args.describe else []
-    if wrong:
-        raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
-    found = origins.origins(described, logs, plan.description.params, inferred=not args.describe)
-    notes = (*plan.notes, *confirm.verified(described, logs), *origins.remark(found))
-    plan = replace(plan, notes=notes, evidence=found)
+    plan, logs = merge.planned(folder, described, declared=bool(args.describe))
     truth = args.written.records(described.task.spec.shape, plan.graph.nodes)
     command = provenance.command()
     with console.shown(chosen.progress):

@@ -189,7 +189,10 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(
             "baseline leakage-baseline.json: the file does not exist; create one with 'leakaudit check --update --reason TEXT'",
         ),
         (["check", "--diff"], "expected the results.json of a run"),
-        (["init"], "leakaudit.toml already exists"),
+        (["init", "--example"], "leakaudit.toml already exists"),
+        (["init"], "expected one of --run MODULE:FUNCTION, --tap COMMAND and --scenario FILE"),
+        (["init", "--run", "a:b", "--tap", "c"], "expected one of --run MODULE:FUNCTION"),
+        (["init", "--run", "a:b", "--truth", "c"], "--truth: expected only with --tap"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_code_2(
@@ -222,7 +225,7 @@ def test_init_writes_a_gate_that_passes_and_never_overwrites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "-q"]) == 0
+    assert main(["init", "-q", "--example"]) == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "leakage-baseline.json",
         "leakaudit.schema.json",
@@ -232,7 +235,7 @@ def test_init_writes_a_gate_that_passes_and_never_overwrites(
     assert main(["check", "-q", "--strict"]) == 0
     assert baseline.read(tmp_path / "leakage-baseline.json").reason == "first baseline"
     text = (tmp_path / "leakaudit.toml").read_text()
-    assert main(["init", "-q"]) == 2
+    assert main(["init", "-q", "--example"]) == 2
     assert (tmp_path / "leakaudit.toml").read_text() == text
     example = "\n".join(
         line.removeprefix("# ") for line in text[text.index("# [[accept]]") :].splitlines()

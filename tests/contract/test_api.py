@@ -115,7 +115,7 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
 
 
 def test_a_gate_runs(place: Path) -> None:
-    assert main(["init", "--no-baseline", "-q"]) == 0
+    assert main(["init", "--no-baseline", "-q", "--example"]) == 0
     text = (place / "leakaudit.toml").read_text().replace("seeds = 16", "seeds = 2")
     (place / "leakaudit.toml").write_text(
         text.replace('baseline = "leakage-baseline.json"', 'baseline = ""')

@@ -152,7 +152,7 @@ def test_init_writes_the_schema_that_its_first_line_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "-q", "--no-baseline"]) == 0
+    assert main(["init", "-q", "--no-baseline", "--example"]) == 0
     first = Path("leakaudit.toml").read_text().split("\n")[0]
     assert json.loads(Path(first.removeprefix("#:schema ")).read_text()) == generated()
 
@@ -163,13 +163,13 @@ def test_init_keeps_another_schema_and_says_so(
     monkeypatch.chdir(tmp_path)
     schema = Path("leakaudit.schema.json")
     schema.write_text("{}")
-    assert main(["init", "--no-baseline"]) == 0
+    assert main(["init", "--no-baseline", "--example"]) == 0
     assert schema.read_text() == "{}"
     said = capsys.readouterr().err
     assert "leakaudit.schema.json: kept, although it differs" in said
     schema.write_bytes(tables.SCHEMA.read_bytes())
     Path("leakaudit.toml").unlink()
-    assert main(["init", "--no-baseline"]) == 0
+    assert main(["init", "--no-baseline", "--example"]) == 0
     assert "kept" not in capsys.readouterr().err
 
 

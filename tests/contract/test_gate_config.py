@@ -161,8 +161,30 @@ def test_pyproject_is_read_where_leakaudit_toml_has_no_check(tmp_path: Path) -> 
             "accept one: most: expected a finite number, got nan",
         ),
         ('run = "train:train"', 'run = "train"', "run: expected 'module:function', got 'train'"),
-        ('run = "train:train"', "", "expected either run = 'module:function' or scenario"),
-        ('run = "train:train"', 'run = "a:b"\nscenario = "c.toml"', "expected either run"),
+        ('run = "train:train"', "", "expected one of run = 'module:function', tap = 'torchrun"),
+        ('run = "train:train"', 'run = "a:b"\nscenario = "c.toml"', "expected one of run"),
+        ('run = "train:train"', 'run = "a:b"\ntap = "c"\ntruth = "d"', "expected one of run"),
+        (
+            'run = "train:train"',
+            'run = "a:b"\nrounds = 3',
+            "check ring: rounds: expected only with tap = 'torchrun",
+        ),
+        (
+            'run = "train:train"',
+            'tap = "a \'b"\ntruth = "c"',
+            "tap: expected a command: No closing",
+        ),
+        (
+            'run = "train:train"',
+            'tap = " "\ntruth = "c"',
+            "tap: expected a command, got only spaces",
+        ),
+        ('run = "train:train"', 'tap = "a"', "tap: truth is missing, without which"),
+        (
+            'run = "train:train"',
+            'tap = "a"\ntruth = "c"\nrounds = -1',
+            "rounds: expected a number >= 1, got -1",
+        ),
         (
             'measure = "psnr"\nmost = 20',
             'measure = "pnsr"\nmost = 20',

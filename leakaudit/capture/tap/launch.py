@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +28,20 @@ PATIENCE = 20  # seconds to wait for processes that outlive the command: a choic
 POLL = 0.1  # seconds between two looks at them: a choice
 ELSEWHERE = "; choose another place with --output"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+SILENT = (
+    "it sent none by torch.distributed, Flower, NVFlare or p2pfl, or sends them by "
+    "torch.distributed.rpc, which is not tapped, its server runs elsewhere, or its Python "
+    "ignores PYTHONPATH (-I, -E, -S)"
+)
+
+
+@dataclass(frozen=True)
+class Unattended:
+    """The surroundings of a program that another program starts: a gate."""
+
+    folder: Path  # in which it runs
+    variables: Mapping[str, str]  # added to its environment
+    timeout: float  # seconds after which it is ended
 
 
 def prepare(folder: Path) -> None:
@@ -100,8 +115,15 @@ def waits_not(command: Sequence[str]) -> bool:
     return is_run and "--stream" not in command
 
 
-def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
-    """Run a program on our own standard streams."""
+def run(
+    command: Sequence[str], folder: Path, unattended: Unattended | None = None, **listening: Any
+) -> int:
+    """Run a program on our own standard streams; what an unattended one prints goes to stderr.
+
+    Raises:
+        TimeoutError: An unattended program took too long, and was ended.
+        KeyboardInterrupt: An unattended program ended after Ctrl-C.
+    """
     # Ctrl-C reaches the program through the terminal; other termination signals are forwarded.
     path = [str(SITE)]
     if os.environ.get("PYTHONPATH"):
@@ -110,13 +132,19 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
     environment[VARIABLE] = json.dumps({"folder": str(folder.resolve()), **listening})
     environment[LAUNCHER] = str(os.getpid())
     environment["PYTHONPATH"] = os.pathsep.join(path)
+    place: Path | None = None
+    stdout: int | None = None
+    if unattended is not None:
+        environment |= unattended.variables
+        place = unattended.folder
+        stdout = sys.__stderr__.fileno() if sys.__stderr__ else None
     sys.stdout.flush()
     try:
-        process = subprocess.Popen(list(command), env=environment)
+        process = subprocess.Popen(list(command), env=environment, cwd=place, stdout=stdout)
     except OSError as error:
         raise LeakauditError(f"cannot run {command[0]!r}: {error.strerror}") from None
     with _forwarding(process):
-        code = _wait(process)
+        code = _wait(process) if unattended is None else _within(process, unattended.timeout)
     _settle(folder)
     if code < 0:
         return 128 - code
@@ -166,3 +194,19 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             return process.wait()
         except KeyboardInterrupt:
             continue
+
+
+def _within(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait for a process to end; end it, and the workers that it then ends, if it takes longer."""
+    try:
+        return process.wait(seconds)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise TimeoutError from None

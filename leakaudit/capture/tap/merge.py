@@ -15,10 +15,13 @@ import torch
 
 from leakaudit._util.revision import revision
 from leakaudit._util.untrusted import npz
+from leakaudit.capture.tap.guessing import confirm, origins
 from leakaudit.capture.tap.log.layers import module, shortened
-from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import UNRANKED
+from leakaudit.capture.tap.messages import states, wires
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.wires import CHOSEN
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 from leakaudit.core.payload import StoredColumns
@@ -29,6 +32,8 @@ from leakaudit.traces._storage import sidecar
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
+# Names in the provenance of a trace that the tap writes.
+PROVENANCE = frozenset(("tap", "missing", "ended", "command", "evidence", "program"))
 IMPORTED = "imported"  # in the first line of a log: an import wrote it, not the program
 ARRAYS = ("x", "y", "node")
 MOST = 4  # runs of columns that become traces; of more, only the longest one: a choice
@@ -44,6 +49,25 @@ class _TapFacts(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]  # remarks for the reader of the trace
 
 
+def planned(
+    folder: Path, described: MessageDescription, *, declared: bool
+) -> tuple[ArrangedLog, list[RankLog]]:
+    """Arrange the messages of a log as described, with the evidence for the description.
+
+    Also returns the logs to which they belong. A description that was `declared`, not inferred from
+    this log, may contradict it, which is an error.
+    """
+    everything = states.only_trained(read_logs(folder), described.task.layout.names)
+    plan = wires.plan(described, everything)
+    logs = wires.latest(everything)
+    wrong = confirm.contradictions(described, logs) if declared else []
+    if wrong:
+        raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
+    found = origins.origins(described, logs, plan.description.params, inferred=not declared)
+    notes = (*plan.notes, *confirm.verified(described, logs), *origins.remark(found))
+    return replace(plan, notes=notes, evidence=found), logs
+
+
 def write(
     plan: ArrangedLog,
     logs: Sequence[RankLog],
@@ -52,8 +76,12 @@ def write(
     truth: Truth | None = None,
     max_bytes: float = 4e9,
     command: str = "",
+    rounds: int | None = None,
 ) -> Trace:
-    """Write the trace, and its truth if there is one; after an error, no files are left behind."""
+    """Write the trace, and its truth if there is one; after an error, no files are left behind.
+
+    rounds: how many were planned; None if that is not known.
+    """
     # The trace is marked as incomplete if a process did not end normally, a round is incomplete, or
     # the disk failed while a log was written.
     description = plan.description
@@ -95,6 +123,7 @@ def write(
             task=description.task,
             graph=plan.graph,
             params=constants,
+            rounds=rounds,
             public=public,
             options=options,
         ) as recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,13 @@ class Check:
         run: ``module:function``, called with a seed and the path of the trace to write, or such a
             function itself.
         scenario: file name of a scenario, or its values; instead of `run`.
+        tap: command of a program that ``leakaudit tap`` can record, instead of `run`. It runs in
+            the folder of the configuration, once for each seed, which replaces ``{seed}`` and is
+            LEAKAUDIT_SEED in its environment.
+        describe: TOML file that describes the messages of `tap`; inferred from them if empty.
+        truth: .npz file with the records x, y and node of all nodes, required by `tap`; read after
+            each run, and ``{seed}`` is replaced as well.
+        rounds: how many rounds the program of `tap` is to train, so that missing ones are noticed.
         adversaries: as for ``leakaudit attack --as``.
         attacks: names of attacks, or ``auto``.
         set: hyper-parameters of each attack.
@@ -64,6 +72,10 @@ class Check:
     name: str
     run: str | Function = ""
     scenario: str | Mapping[str, object] = ""
+    tap: str = ""
+    describe: str = ""
+    truth: str = ""
+    rounds: int | None = None
     adversaries: Words = ("eavesdropper",)
     attacks: Words = ("auto",)
     set: Settings = field(default_factory=dict)
@@ -125,14 +137,39 @@ class Check:
             raise InvalidValue(where, expected, "nodes")
 
     def _check_program(self, where: str) -> None:
-        if bool(self.run) == bool(self.scenario):
-            expected = "expected either run = 'module:function' or scenario = 'file.toml'"
+        if sum(map(bool, (self.run, self.scenario, self.tap))) != 1:
+            expected = (
+                "expected one of run = 'module:function', tap = 'torchrun … train.py' and "
+                "scenario = 'file.toml'"
+            )
             raise InvalidValue(where, expected)
+        self._check_tap(where)
         if not isinstance(self.run, str) or not self.run:
             return
         module, colon, function = self.run.partition(":")
         if not (module and colon and function):
             raise InvalidValue(where, f"expected 'module:function', got {self.run!r}", "run")
+
+    def _check_tap(self, where: str) -> None:
+        for name in ("describe", "truth", "rounds"):
+            if getattr(self, name) and not self.tap:
+                raise InvalidValue(where, "expected only with tap = 'torchrun … train.py'", name)
+        if not self.tap:
+            return
+        try:
+            words = shlex.split(self.tap)
+        except ValueError as error:
+            raise InvalidValue(where, f"expected a command: {error}", "tap") from None
+        if not words:
+            raise InvalidValue(where, "expected a command, got only spaces", "tap")
+        if not self.truth:
+            expected = (
+                "truth is missing, without which no reconstruction can be scored; save the "
+                "records as arrays x, y and node, and set truth = 'records.npz'"
+            )
+            raise InvalidValue(where, expected, "tap")
+        if self.rounds is not None and self.rounds < 1:
+            raise InvalidValue(where, f"expected a number >= 1, got {self.rounds}", "rounds")
 
     @property
     def cells(self) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from leakaudit._util.plural import counted
+from leakaudit.capture.tap.merge import PROVENANCE
 from leakaudit.core.adversary import Adversary
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.rule import Rule
+from leakaudit.protocols import premises
 from leakaudit.reporting.results.model import RuleKind, RuleStatus
 from leakaudit.views.conformance.recordings import MOST as MOST
 from leakaudit.views.conformance.recordings import Recordings
@@ -26,7 +28,7 @@ class Fidelity(Recordings):
             adversaries=[Adversary.parse(name) for name in check.adversaries],
             secure=check.secure,
             nodes=check.nodes,
-            simulated=not check.run,
+            written=_written(check),
             announced=not check.scenario,
         )
         self.check = check
@@ -89,3 +91,10 @@ class Fidelity(Recordings):
         if len(self.seeds) > 1:
             recordings = f" in {len(self.seeds)} recordings"
         return f" (coefficient {1 + fit.shift:.2f} +- {fit.error:.2g}{recordings})"
+
+
+def _written(check: Check) -> Collection[str]:
+    """Return the names in the provenance of a check's recordings that leakaudit itself writes."""
+    if check.tap:
+        return PROVENANCE
+    return () if check.run else (premises.KEY,)

@@ -100,10 +100,15 @@ def _is_baseline(path: Path) -> bool:
 
 def starter(path: Path, text: str) -> None:
     """Write a new file."""
-    if path.exists():
-        raise LeakauditError(f"{path} already exists; edit it, or move it away first")
+    absent(path)
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def absent(path: Path) -> None:
+    """Reject a file that exists."""
+    if path.exists():
+        raise LeakauditError(f"{path} already exists; edit it, or move it away first")
 
 
 def schema(path: Path) -> bool:

@@ -156,7 +156,7 @@ def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
 
 def _is_own(check: Check, made: SeedResults | None) -> bool:
     """Return whether the code under test is one of leakaudit's own victims."""
-    if check.run or made is None:
+    if not check.scenario or made is None:
         return False
     victim = registry.of_trace(made.trace.protocol, made.trace.provenance)
     return bool(victim.__module__.startswith("leakaudit.victims."))

@@ -18,6 +18,7 @@ from leakaudit.core.trace import TaskSpec, Trace, Truth
 from leakaudit.judging.auditing.environment import RunEnvironment
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.program import CheckedProgram, rehearse
+from leakaudit.judging.gate.tapped import TappedProgram
 from leakaudit.protocols.recording import Plan, record
 from leakaudit.protocols.scenario import FORM, Scenario
 from leakaudit.scoring import scoring
@@ -104,12 +105,12 @@ def _read(check: Check, folder: Path) -> Scenario:
 
 
 class _Function:
-    """Runs a check's function in its own process, and verifies its recording."""
+    """Runs a check's function, or its tapped command, and verifies its recording."""
 
     def __init__(self, check: Check, folder: Path) -> None:
         self._check = check
         self._folder = folder
-        self._program = CheckedProgram(check, folder)
+        self._program = TappedProgram(check, folder) if check.tap else CheckedProgram(check, folder)
         self._seen: dict[str, int] = {}  # id of a recording -> its seed
         self._rehearsed: list[TaskSpec] = []  # user's models that were built in another process
 
@@ -117,8 +118,11 @@ class _Function:
         return self._recorded(self._program, seed, self._seen)
 
     def anew(self, seed: int) -> SeedResults | None:
-        """Record by another process; a function object has none, as no process imports it again."""
-        if not isinstance(self._check.run, str):
+        """Record by another process; None if none, or each, of the runs has a process of its own.
+
+        No process can import a function object again, and each run of a command starts anew.
+        """
+        if self._check.tap or not isinstance(self._check.run, str):
             return None
         program = CheckedProgram(self._check, self._folder)
         try:
@@ -126,7 +130,9 @@ class _Function:
         finally:
             program.close()
 
-    def _recorded(self, program: CheckedProgram, seed: int, seen: dict[str, int]) -> SeedResults:
+    def _recorded(
+        self, program: CheckedProgram | TappedProgram, seed: int, seen: dict[str, int]
+    ) -> SeedResults:
         """Call the program; `seen` maps the ids of earlier recordings of its process to seeds."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
@@ -212,6 +218,8 @@ def values(check: Check) -> Mapping[str, object]:
             return {"scenario": check.scenario}
     elif check.scenario:
         return {"scenario": dict(check.scenario)}
+    if check.tap:
+        return {"tap": check.tap}
     if isinstance(check.run, str):
         return {"run": check.run}
     return {"run": getattr(check.run, "__qualname__", "a function")}

@@ -205,7 +205,7 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
             )
         )
         advice.append(
-            ("Make a CI job fail if this leak comes back.", "leakaudit init"),
+            ("Make a CI job fail if this leak comes back.", "leakaudit init --run MODULE:FUNCTION"),
         )
         return advice
     if finding.scores is None:
@@ -378,7 +378,7 @@ def _audit_advice(one: VerdictEntry) -> list[Advice]:
         ),
         (
             "Keep the result as a limit in CI, so that later changes cannot weaken it.",
-            "leakaudit init",
+            "leakaudit init --run MODULE:FUNCTION",
         ),
     ]
 
@@ -442,7 +442,12 @@ def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
         return (
             "No rule was judged, so nothing was tested.",
             PASS,
-            [("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
+            [
+                (
+                    "Add limits: [[budget]] or a baseline in leakaudit.toml.",
+                    "leakaudit init --run MODULE:FUNCTION",
+                )
+            ],
         )
     parts = [f"Your program stays within its limits: {counted(len(rules), 'rule')} judged"]
     if accepted:

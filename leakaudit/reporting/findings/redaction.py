@@ -101,7 +101,7 @@ KEYS = frozenset(
         # a gate
         *("baseline", "compare", "tolerance", "checks", "budgets", "accepted", "name", "run"),
         *("lint", "timeout", "secure", "undetermined", "measure", "most", "cells", "level"),
-        *("aggregate", "id", "reason", "owner", "expires"),
+        *("aggregate", "id", "reason", "owner", "expires", "tap", "describe"),
         # measures of a gate, by which its tolerance is given
         *MEASURES,
         # seeds

@@ -15,7 +15,6 @@ from torch import Tensor
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import RECORDING, Json, Trace, Truth
-from leakaudit.protocols import premises
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.tasks.task import Task
 from leakaudit.views.conformance import draws, noise
@@ -97,8 +96,11 @@ class _Descriptions:
         self._read: dict[frozenset[str], frozenset[str]] = {}
         self._declared: dict[str, int] = {}
 
-    def look(self, trace: Trace, seed: int, *, simulated: bool = False) -> Iterator[Deviation]:
-        """Yield what a description contains that the protocol does not declare."""
+    def look(self, trace: Trace, seed: int, written: Collection[str] = ()) -> Iterator[Deviation]:
+        """Yield what a description contains that the protocol does not declare.
+
+        written: names in the provenance that the program under test did not write.
+        """
         read = self._names(trace)
         for name in sorted(set(trace.public) - read):
             says = (
@@ -108,7 +110,7 @@ class _Descriptions:
             )
             yield Deviation("names", says)
         self._declared = {name: tensor.numel() for name, tensor in trace.public.items()}
-        texts = {**_free(trace), "id": trace.id if len(trace.id) > ID else ""}
+        texts = {**_free(trace, written), "id": trace.id if len(trace.id) > ID else ""}
         for name, value in texts.items():
             text = repr(value)
             count = len(NUMBER.findall(text))
@@ -118,8 +120,7 @@ class _Descriptions:
                     f"may have {NUMBERS} and {CHARACTERS}"
                 )
                 yield Deviation("names", says)
-        # A simulation says which assumptions its data contradict.
-        said = _constant(trace, OWN | {premises.KEY} if simulated else OWN)
+        said = _constant(trace, OWN.union(written))
         if self._first is None:
             self._first = (seed, said)
         if said != self._first[1]:
@@ -151,10 +152,10 @@ class _Descriptions:
         return self._read[known]
 
 
-def _free(trace: Trace) -> dict[str, Json]:
+def _free(trace: Trace, written: Collection[str]) -> dict[str, Json]:
     found: dict[str, Json] = {"the name of the data": trace.task.data}
     for name, value in sorted(trace.provenance.items()):
-        if name not in ("created", RECORDING, registry.TEXT):
+        if name not in ("created", RECORDING, registry.TEXT, *written):
             found[f"provenance {name[:ID]!r}"] = value
     return found
 
@@ -196,7 +197,8 @@ class Recordings:
     adversaries: Sequence[Adversary]  # a recording may omit messages that none of them observes
     secure: Sequence[str] = ()  # kinds that may be marked as encrypted
     nodes: Sequence[int] | None = None  # nodes with data; None for all but a server
-    simulated: bool = False  # whether leakaudit itself made them, with what its data contradict
+    # names in their provenance that leakaudit itself wrote, from what it observed
+    written: Collection[str] = ()
     announced: bool = True  # whether they must state how many rounds were planned
     seeds: list[int] = field(default_factory=list)  # seeds of the recordings that were examined
     # whether the values were compared with the gradients of their truth
@@ -217,7 +219,7 @@ class Recordings:
         trace = made.trace
         declared = self._declared(trace)
         sent = differences(trace, declared, self._observes, self.secure)
-        described = self.described.look(trace, made.seed, simulated=self.simulated)
+        described = self.described.look(trace, made.seed, self.written)
         for one in (*sent, *self._untold(made), *described):
             self._complain(one, void=True, seed=made.seed)
         if not self.wrong:

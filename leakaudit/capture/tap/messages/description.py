@@ -145,6 +145,11 @@ class MessageDescription:
         return (*sizes, self.task.layout.size)
 
     @property
+    def listening(self) -> dict[str, Any]:
+        """What the processes of the program have to know of it, as in `CaptureSettings`."""
+        return {"sizes": self.sizes, "start": self.start, "names": self.names}
+
+    @property
     def places(self) -> list[ParameterPlace]:
         """The place of each parameter of a message in the model's vector."""
         return layouts.places(self.order, self.task.layout)

@@ -135,11 +135,10 @@ class ModelOptions(Options):
         shape = numbers(self.shape, "--shape")
         if self.classes is not None:
             classes = self.classes
-        if shape is None or classes is None:
-            needed = "--shape (of one input)"
-            if classes is None:
-                needed += " and --classes (their number)"
-            raise LeakauditError(f"--model also needs {needed}")
+        if shape is None:
+            raise LeakauditError("--model also needs --shape, that of one input")
+        if classes is None:
+            raise LeakauditError("--model also needs --classes, their number")
         return TaskSpec(
             self.model, dict(args), loss=self.loss, shape=shape, classes=classes, **more
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
@@ -29,6 +30,9 @@ from leakaudit.core.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.core.trace import TaskSpec
     from leakaudit.runs.pipeline.attack_options import AttackOptions
+
+
+OF_GRADIENT = "gradient.trace.pt"  # in the folder of the results
 
 
 class _GradientOptions(Options):
@@ -58,8 +62,8 @@ class _GradientOptions(Options):
         metavar="N",
     )
 
-    def record(self, folder: Path, truth: str) -> Path:
-        """Write the trace of the gradient into the folder of the results."""
+    def record(self, path: Path, truth: str) -> None:
+        """Write the trace of the gradient."""
         from leakaudit.capture.gradient import GradientFiles
         from leakaudit.traces.recorder import Storage
 
@@ -69,9 +73,7 @@ class _GradientOptions(Options):
             raise LeakauditError(f"--batch: expected a number of records, got {self.batch}")
         records = None if truth in ("auto", "none") else Path(truth)
         files = GradientFiles(self.weights, self.gradient, self.after, self.lr, records)
-        path = folder / "trace.pt"
         files.record(Storage(path), self._spec(), self.batch or 0)
-        return path
 
     def _spec(self) -> TaskSpec:
         more: dict[str, Any] = {"levels": self.levels or 0}
@@ -168,18 +170,33 @@ def run(args: _Options) -> int:
 
 
 def _of_gradient(args: _Options, options: AttackOptions) -> int:
-    """Attack the trace of a gradient, which is written beside the results."""
+    """Attack the trace of a gradient, which is kept beside the results."""
     if not (args.one.gradient or args.one.after):
         raise LeakauditError("expected a trace, or --gradient FILE with --weights and --model")
     if args.trust_model:
         raise LeakauditError("--trust-model: --model names the model that is executed")
     from leakaudit.reporting.results import output_folder
+    from leakaudit.runs.pipeline import attack_run
+    from leakaudit.traces import trace_file
 
     folder = Path(settings(args).output)
     options = replace(options, truth="auto", trusted=args.one.described.model or False)
-    with output_folder.ready(folder):
-        path = args.one.record(folder, args.truth)
-        code = _attack(args, path, options)
+    if args.dry_run:
+        with TemporaryDirectory() as scratch:
+            args.one.record(Path(scratch, OF_GRADIENT), args.truth)
+            return _attack(args, Path(scratch, OF_GRADIENT), options)
+    with (
+        output_folder.ready(folder),
+        TemporaryDirectory(prefix=".gradient-", dir=folder) as scratch,
+    ):
+        args.one.record(Path(scratch, OF_GRADIENT), args.truth)
+        attack_run.check(Path(scratch, OF_GRADIENT), options)
+        # Only now are the files of an earlier run replaced.
+        for file in trace_file.belonging(folder / OF_GRADIENT):
+            file.unlink(missing_ok=True)
+        for file in Path(scratch).iterdir():
+            file.replace(folder / file.name)
+    code = _attack(args, folder / OF_GRADIENT, options)
     if code == INCONCLUSIVE and not args.one.batch:
         say(
             "the number of records is not stated; with --batch N, a result that is the only one "

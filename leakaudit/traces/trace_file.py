@@ -112,6 +112,12 @@ def load_truth(
     return truth
 
 
+def belonging(path: Path) -> tuple[Path, ...]:
+    """Return the files of a trace, which need not exist: itself, its truth, their checksums."""
+    both = (path, truth_path(path))
+    return (*both, *map(sidecar.beside, both))
+
+
 def truth_path(path: Path) -> Path:
     """Return ``trace.truth.pt`` for ``trace.pt`` or a folder ``trace``."""
     if path.name in ("", ".."):

@@ -1,4 +1,4 @@
-"""Two ranks train with DistributedDataParallel; --noise is added to each gradient before it travels.
+"""Two ranks train with DistributedDataParallel; each gradient travels with --noise added.
 
 torchrun --nproc-per-node 2 noisy_ddp.py [--noise 0.2] [--steps 4]
 """

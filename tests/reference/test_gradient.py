@@ -100,6 +100,25 @@ def test_the_weights_after_one_step_stand_for_the_gradient(saved: Saved) -> None
     assert attacked(*told, "--truth", "t.npz")["scores"]["exact"]["per_image"] == [True] * BATCH
 
 
+def test_earlier_results_and_files_of_the_user_stay_until_there_are_new_ones(
+    saved: Saved,
+) -> None:
+    Path("out").mkdir()
+    Path("out/trace.pt").write_text("of the user")
+    np.savez("t.npz", x=saved.x, y=saved.y)
+    told = ["--gradient", "g.pt", "--weights", "w.pt", "--batch", "3"]
+    attacked(*told, "--truth", "t.npz")
+    before = {file.name: file.read_bytes() for file in Path("out").iterdir()}
+    assert before["trace.pt"] == b"of the user"
+    for wrong in (["--as", "node:7"], ["--attack", "none"], ["--truth", "w.pt"]):
+        assert main(["attack", *told, *TOLD, *wrong, "-o", "out"]) == 2
+        assert {file.name: file.read_bytes() for file in Path("out").iterdir()} == before
+    assert "scores" in attacked(*told)  # without the truth of the run before
+    assert not Path("out/gradient.trace.truth.pt").exists()
+    assert main(["attack", *told, *TOLD, "--dry-run", "-o", "dry", "-q"]) == 0
+    assert not Path("dry").exists()
+
+
 def test_without_the_number_of_records_nothing_is_proven(saved: Saved) -> None:
     found = attacked("--gradient", "g.pt", "--weights", "w.pt", code=3)
     assert found["certificate"]["name"] == "APPROXIMATE"

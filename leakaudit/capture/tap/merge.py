@@ -28,7 +28,6 @@ from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
-from leakaudit.traces._storage import sidecar
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
@@ -174,9 +173,8 @@ def _record_group(
 
 
 def _remove(path: Path) -> None:
-    for file in (path, trace_file.truth_path(path)):
+    for file in trace_file.belonging(path):
         file.unlink(missing_ok=True)
-        sidecar.beside(file).unlink(missing_ok=True)
 
 
 def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Json]:

@@ -43,7 +43,7 @@ def load(folder: Path) -> Gate:
         found = _tables(folder / name)
         if found.values:
             return parse(found, folder)
-    hint = "'leakaudit init' creates a leakaudit.toml"
+    hint = "'leakaudit init --run MODULE:FUNCTION' creates a leakaudit.toml"
     raise LeakauditError(f"no check is configured in {folder.resolve()}: {hint}")
 
 

@@ -73,6 +73,15 @@ def attack_file(
     return _AttackOutcome(record, found.interrupted)
 
 
+def check(path: Path, options: AttackOptions) -> None:
+    """Check all that `attack_file` checks before any work.
+
+    Raises:
+        LeakauditError: An input is invalid.
+    """
+    _Run.load(path, options)
+
+
 @dataclass(frozen=True)
 class _Run:
     """What is attacked, after everything was checked that can be before any work."""
@@ -93,6 +102,7 @@ class _Run:
         hearing.check_rounds(options.rounds)
         hearing.check_nodes(options.adversary, options.nodes)
         trace = trace_file.load(path)
+        options.adversary.check(trace.graph)
         options = options.within(trace)
         truth: Truth | None = None
         by_id = False

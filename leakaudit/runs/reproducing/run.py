@@ -372,8 +372,16 @@ class ReproductionRun:
         if judged is None and item.state == "runs":
             judged = rules.judge(item, panels, plan.scale, troubles)
         seconds += time.perf_counter() - start
-        found = (judged, tuple(panels), claims, seconds, tuple(troubles), left, blocked)
-        return Reproduced(plan, *found)
+        return Reproduced(
+            plan,
+            judged,
+            tuple(panels),
+            claims,
+            seconds,
+            troubles=tuple(troubles),
+            left=left,
+            blocked=blocked,
+        )
 
     def _claims(self, item: Item) -> tuple[ClaimRow, ...]:
         """Return the rows of an item, evaluated now unless these versions have done it here."""

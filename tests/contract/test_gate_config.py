@@ -244,7 +244,9 @@ def test_an_id_is_there_once_and_an_unknown_check_is_named(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_gate_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(LeakauditError, match=r"'leakaudit init --run MODULE:FUNCTION' creates a leakaudit\.toml"):
+    with pytest.raises(
+        LeakauditError, match=r"'leakaudit init --run MODULE:FUNCTION' creates a leakaudit\.toml"
+    ):
         tables.load(tmp_path)
 
 

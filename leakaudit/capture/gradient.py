@@ -68,6 +68,10 @@ class GradientFiles:
         truth = None
         if self.truth is not None:
             truth = merge.read_truth(self.truth, spec.shape, 1)
+            if batch and len(truth[0]) != batch:
+                raise LeakauditError(
+                    f"--batch: expected the {len(truth[0])} records of --truth, got {batch}"
+                )
         return record(storage, task, start, gradient, batch, truth)
 
 

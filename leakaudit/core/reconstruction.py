@@ -30,7 +30,8 @@ class Certificate(Enum):
 
     EXACT = (
         "if the messages are as declared, the network received exactly this input: it reproduces "
-        f"{EQUATIONS} to rounding, and no other input on the data's grid does"
+        f"{EQUATIONS} to rounding, for some derivatives of the loss by the outputs, and no other "
+        "input on the data's grid does"
     )
     INTERVAL = (
         "if the messages are as declared, every value lies within its interval at 99 % "

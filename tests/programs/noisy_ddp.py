@@ -34,10 +34,8 @@ def main() -> None:
     draws = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
 
     def noised(g: torch.Tensor) -> torch.Tensor:
-        # Rounded once, after the sum: a product in float32 would have patterns in its last bits.
-        noise = torch.randn(g.shape, generator=draws, dtype=torch.float64)
-        total: torch.Tensor = (g + options.noise * noise).float()
-        return total
+        noise: torch.Tensor = options.noise * torch.randn(g.shape, generator=draws)
+        return g + noise
 
     for parameter in model.parameters():
         parameter.register_hook(noised)

@@ -190,6 +190,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["--gradient", "g.pt", "--weights", "w.safetensors", *TOLD],
         "--classes: expected the number of classes",
     ),
+    "another number than in the truth": (
+        ["--gradient", "g.pt", "--weights", "w.pt", *TOLD, "--batch", "2", "--truth", "t.npz"],
+        "--batch: expected the 3 records of --truth, got 2",
+    ),
     "a trace as well": (
         ["t.pt", "--gradient", "g.pt", "--weights", "w.pt"],
         "--gradient, --weights: expected without a trace",
@@ -210,6 +214,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     torch.save(SPEC, "objects.pt")
     torch.save({"a": "b"}, "text.pt")
     save_file({k: v.contiguous() for k, v in saved.weights.items()}, "w.safetensors")
+    np.savez("t.npz", x=saved.x, y=saved.y)
     Path("folder.pt").mkdir()
     Path("g.csv").touch()
     words, says = BAD[case]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import leakaudit as la
 from leakaudit.protocols.declared import protocol_of
@@ -63,3 +65,31 @@ def test_random_bits_exceed_the_limit_as_rarely_as_stated(count: int, flips: int
         totals = (np.maximum(sums, 0) ** 2 / flips).sum(1)
         rate = float((totals > bits._largest_positive(count, 3.0)).mean())
         assert rate <= math.exp(-3) + 3 * math.sqrt(math.exp(-3) / 2000)
+
+
+SCALED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "times": lambda draws, sigma: sigma * draws,
+    "divided": lambda draws, sigma: draws / (1 / sigma),
+    "normal_": lambda draws, sigma: torch.empty_like(draws).normal_(0, sigma),
+}
+
+
+@pytest.mark.parametrize("sigma", [0.2, 0.1, 0.05, 0.3, 1 / 3, 0.01])
+@pytest.mark.parametrize("how", SCALED)
+def test_messages_that_are_nothing_but_scaled_noise(how: str, sigma: float) -> None:
+    """The last two bits of `0.2 * randn` are 1 in 60 % of float32 numbers, for example."""
+    random = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    task = la.TaskSpec("logistic", shape=(500,), classes=2)
+    told = {"sigma": sigma, "lr": 0.1}
+    graph = la.Graph(3, ((0, 2), (1, 2)))
+    size = la.Task.build(task).layout.size
+    with la.Recorder(None, protocol="fedsgd", task=task, graph=graph, params=told) as recorder:
+        for t in range(1, 21):
+            recorder.send(round=t, src=2, dst=[0, 1], kind="w", value=torch.ones(size))
+            for node in range(2):
+                noise = SCALED[how](torch.randn(size, generator=random), sigma)
+                recorder.send(round=t, src=node, dst=2, kind="g", value=noise)
+    looked = bits.Bits()
+    looked.add(recorder.trace, protocol_of(recorder.trace).start)
+    assert [str(one) for one in looked.wrong()] == []

@@ -413,7 +413,7 @@ def _reaches(expected: Expected, lines: Sequence[MeasuredLine]) -> Iterator[_Tes
                 found = max(known) - wanted if upwards else wanted - min(known)
                 missed = line.planned and len(known) < len(until)
                 values[seed] = None if missed and found < 0 else found
-        about = f"{line.shown} beyond {wanted:.4g}"
+        about = f"{line.shown}, how far beyond {wanted:.4g}"
         yield _Test(about, values, low=0.0, exact=line.exact, strict=False)
 
 

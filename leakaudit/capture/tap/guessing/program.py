@@ -19,6 +19,7 @@ from leakaudit.capture.fitting.replay import (
     replay,
 )
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.hooks.training import START
 from leakaudit.capture.tap.messages.arranged import round_of
 from leakaudit.capture.tap.messages.server_step import MEAN, MOST_ROUNDS, mean_miss
 from leakaudit.capture.tap.messages.stated import Interval, intervals
@@ -246,7 +247,7 @@ def of_averages(seen: ChannelVectors) -> ProgramStatement | None:
         return None
     held = {rank: intervals(stream)[:-1] for rank, stream in streams.items()}
     before = [one for found in held.values() for one in found]
-    models = next((stream for wire, stream in seen.streams.items() if wire.op == "start"), [])
+    models = next((stream for wire, stream in seen.streams.items() if wire.op == START), [])
     factor = _average(models, streams)
     if not factor or any(one.last.why for one in before):
         return None

@@ -47,7 +47,7 @@ class _Root:
     number: int
     size: int  # numbers in its trained parameters
     whole: int  # and in all of them
-    known: set[int] = field(default_factory=set)  # batches so far, by what recognises them
+    known: set[int] = field(default_factory=set)  # fingerprints of the batches so far
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _RootCall:
     batch: int
     shape: list[int]  # of one record
     outputs: int  # last dimension of an output (batch, n); 0 if it has another form
-    print: int
+    fingerprint: int
     counted: bool = False
 
 
@@ -282,7 +282,7 @@ class Training:
             raise ValueError("functions of torch.func call the model")
         first = results[0]
         outputs = int(first.shape[-1]) if first.dim() == 2 else 0
-        call = _RootCall(root, len(given), list(given.shape[1:]), outputs, _print(given))
+        call = _RootCall(root, len(given), list(given.shape[1:]), outputs, _fingerprint(given))
 
         def reached(_: Any) -> None:
             # `torch.autograd.grad` computes gradients that no step uses.
@@ -290,7 +290,7 @@ class Training:
                 call.counted = True
                 self._last = ref(own)
                 if len(root.known) < MOST:
-                    root.known.add(call.print)
+                    root.known.add(call.fingerprint)
                 self._since.calls.append(call)
 
         # One result may have no gradient, as the logits beside a loss; the last one has one.
@@ -341,10 +341,6 @@ class Training:
         received = given.get("input")
         count = len(received) if received is not None and received.dim() else 0
         is_usual = usual(given)
-        facts: Notes = {}
-        for key in ("reduction", "label_smoothing"):
-            if isinstance(given.get(key), str | float):
-                facts[key] = given[key]
 
         def reached(_: Any) -> None:
             seen = self._since
@@ -352,7 +348,6 @@ class Training:
                 return
             seen.losses[name] = None
             seen.usual = seen.usual and is_usual
-            seen.facts |= facts
             seen.counts.append(count)
 
         out.register_hook(reached)
@@ -484,8 +479,8 @@ def _tensors(values: Iterable[Any]) -> Iterator[Any]:
             yield from _tensors(value)
 
 
-def _print(batch: Any) -> int:
-    """Return what recognises a batch: its shape and some of its numbers."""
+def _fingerprint(batch: Any) -> int:
+    """Return a hash of a batch's shape and of some of its numbers."""
     import torch
 
     flat = batch.detach().reshape(-1)

@@ -10,12 +10,10 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert
 
 from leakaudit.capture.fitting.replay import Constant, GroupConstants, OptimiserStep
+from leakaudit.capture.tap.hooks.training import OPTIMISER, TRAINED
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.core.errors import LeakauditError
-
-OPTIMISER = "optimiser"
-TRAINED = "trained"
 
 
 class _Group(Struct, frozen=True):
@@ -47,8 +45,6 @@ class _Trained(Struct, frozen=True):
     losses: list[str] = []
     usual: bool = True
     counts: list[int] = []
-    reduction: str = "mean"
-    label_smoothing: float = 0.0
     clip_norm: float = 0.0
     norm_type: float = 2.0
     clip_value: float = 0.0

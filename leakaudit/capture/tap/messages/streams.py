@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.fitting.sketch import ROWS, WIDTH
+from leakaudit.capture.tap.hooks.training import START
 from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import REST, SEED, SKETCH, WHOLE
 from leakaudit.capture.tap.log.reading import Event, RankLog
@@ -23,7 +24,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter", "alltoall")  # operations with one receiver
 POSITION = "position"  # the note of the position on a channel, if messages may be missing
 SHOWN = 8  # operations in one line
-MODELS = ("model", "start")  # operations that stand for a model, which need not travel
+MODELS = ("model", START)  # operations that stand for a model, which need not travel
 GRADIENTS = ("ddp", "fsdp", "opacus", "model")  # logged together, with their places in one model
 
 

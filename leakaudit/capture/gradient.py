@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from leakaudit._util.untrusted import tensors
 from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.merge import Truth
 from leakaudit.core import registry
-from leakaudit.core.errors import LeakauditError, brief, suggest
+from leakaudit.core.errors import LeakauditError, brief
 from leakaudit.core.trace import Graph, TaskSpec, Trace
 from leakaudit.tasks import weights
 from leakaudit.tasks.task import Task
@@ -104,6 +105,14 @@ def tensors_of(given: Tensor | Mapping[str, Tensor] | Iterable[Tensor]) -> Tenso
     return dict(given) if isinstance(given, Mapping) else list(given)
 
 
+@contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    try:
+        yield
+    except LeakauditError as error:
+        raise LeakauditError(f"{what}: {error}") from None
+
+
 def vector(given: Tensors, task: Task, what: str) -> Tensor:
     """Return numbers of all parameters of a task's model, (d,) in the order of its layout.
 
@@ -115,8 +124,9 @@ def vector(given: Tensors, task: Task, what: str) -> Tensor:
     """
     layout = task.layout
     if isinstance(given, dict):
-        found = _by_name(unwrapped(given), task, what)
-    elif len(given) == 1 and given[0].numel() == layout.size:
+        with _said_of(what):
+            return weights.parameters(unwrapped(given), task, {*layout.names, *task.buffers})
+    if len(given) == 1 and given[0].numel() == layout.size:
         found = [given[0]]
     else:
         found = given
@@ -135,25 +145,6 @@ def vector(given: Tensors, task: Task, what: str) -> Tensor:
     if bad:
         raise LeakauditError(f"{what}: {bad} of {flat.numel()} numbers are not finite")
     return flat
-
-
-def _by_name(given: dict[str, Tensor], task: Task, what: str) -> list[Tensor]:
-    names, shapes = task.layout.names, task.layout.shapes
-    for name in given:
-        if name not in names and name not in task.buffers:
-            raise LeakauditError(
-                f"{what}: model {task.spec.model!r} has no parameter {brief(name)}"
-                f"{suggest(name, names)}"
-            )
-    found = []
-    for name, shape in zip(names, shapes, strict=True):
-        if name not in given:
-            raise LeakauditError(f"{what}: parameter {name!r} {shape} is missing")
-        if tuple(given[name].shape) != shape:
-            got = tuple(given[name].shape)
-            raise LeakauditError(f"{what}: parameter {name!r}: expected shape {shape}, got {got}")
-        found.append(given[name])
-    return found
 
 
 def unwrapped(given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -182,7 +173,8 @@ def record(
     """
     constants = {}
     if isinstance(start, dict):
-        given = weights.fitted(unwrapped(start), task)
+        with _said_of("weights"):
+            given = weights.fitted(unwrapped(start), task)
         w0, constants = given.w0, dict(given.constants)
     else:
         w0 = vector(start, task, "weights")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,28 +126,16 @@ def fitted(given: Mapping[str, Tensor], task: Task, sha256: str = "") -> Weights
     Raises:
         LeakauditError: Names, shapes, kind of numbers, or a number that is not finite.
     """
-    shapes = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     stored = task.module.state_dict(keep_vars=True)
     fixed = {name for name, value in task.buffers.items() if value.is_floating_point()}
     fixed &= stored.keys()
-    shapes |= {name: tuple(stored[name].shape) for name in fixed}
+    w0 = parameters(given, task, {*stored, *_unused(task)})
+    for name in sorted(fixed):
+        _check(given, name, tuple(stored[name].shape), task.buffers[name].dtype)
     aliases = _aliases(task)
-    known = {*stored, *_unused(task)}
-    for name in given:
-        if name not in known:
-            raise LeakauditError(
-                f"model {task.spec.model!r} has no tensor {brief(name, 60)}"
-                f"{suggest(name, sorted(known))}"
-            )
-    for name, shape in shapes.items():
-        if name not in given:
-            raise LeakauditError(f"tensor {name!r} {shape} of {task.spec.model!r} is missing")
-        dtype = task.buffers[name].dtype if name in fixed else task.dtype
-        _check(name, given[name], shape, dtype)
     for name, first in aliases.items():
         if name in given and not torch.equal(given[name], given[first]):
             raise LeakauditError(f"tensors {name!r} and {first!r} are one parameter, but differ")
-    w0 = torch.cat([given[name].flatten().to(task.dtype) for name in task.layout.names])
     constants = {}
     for name in sorted(fixed):
         value = given[name].to(stored[name].dtype)
@@ -156,7 +144,29 @@ def fitted(given: Mapping[str, Tensor], task: Task, sha256: str = "") -> Weights
     return Weights(w0.to(task.device), constants, sha256)
 
 
-def _check(name: str, value: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+def parameters(given: Mapping[str, Tensor], task: Task, known: Collection[str]) -> Tensor:
+    """Return tensors that have the names of a model's parameters as (d,), in its order.
+
+    Raises:
+        LeakauditError: As of `fitted`; also if a name is not known.
+    """
+    for name in given:
+        if name not in known:
+            raise LeakauditError(
+                f"model {task.spec.model!r} has no tensor {brief(name, 60)}"
+                f"{suggest(name, sorted(known))}"
+            )
+    for name, shape in zip(task.layout.names, task.layout.shapes, strict=True):
+        _check(given, name, shape, task.dtype)
+    return torch.cat([given[name].detach().flatten().to(task.dtype) for name in task.layout.names])
+
+
+def _check(
+    given: Mapping[str, Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    if name not in given:
+        raise LeakauditError(f"tensor {name!r} {tuple(shape)} is missing")
+    value = given[name]
     if tuple(value.shape) != tuple(shape):
         raise LeakauditError(
             f"tensor {name!r}: expected shape {tuple(shape)}, got {tuple(value.shape)}"

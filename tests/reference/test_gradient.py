@@ -153,11 +153,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no step": (["--after", "w.pt", "--weights", "w.pt", *TOLD], "--after: expected --lr"),
     "other names": (
         ["--gradient", "names.pt", "--weights", "w.pt", *TOLD],
-        "--gradient: model 'mlp' has no parameter 'a'",
+        "--gradient: model 'mlp' has no tensor 'a'",
     ),
     "one is missing": (
         ["--gradient", "less.pt", "--weights", "w.pt", *TOLD],
-        "--gradient: parameter 'layer2.bias' (10,) is missing",
+        "--gradient: tensor 'layer2.bias' (10,) is missing",
     ),
     "another shape": (
         ["--gradient", "list.pt", "--weights", "w.pt", *TOLD],
@@ -165,11 +165,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "NaN": (
         ["--gradient", "nan.pt", "--weights", "w.pt", *TOLD],
-        "--gradient: 10 of 40714 numbers are not finite",
+        "--gradient: tensor 'layer2.bias': 10 of 10 numbers are not finite",
     ),
     "whole numbers": (
         ["--gradient", "whole.pt", "--weights", "w.pt", *TOLD],
-        "--gradient: expected floating-point numbers, got torch.int64",
+        "--gradient: tensor 'layer2.bias': expected floating-point numbers, got torch.int64",
     ),
     "objects": (
         ["--gradient", "objects.pt", "--weights", "w.pt", *TOLD],

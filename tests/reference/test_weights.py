@@ -133,7 +133,7 @@ def test_the_state_of_another_program_may_have_running_statistics_that_are_not_u
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda s: s.pop("layer2.bias"), r"tensor 'layer2\.bias' \(2,\) of 'mlp' is missing"),
+        (lambda s: s.pop("layer2.bias"), r"tensor 'layer2\.bias' \(2,\) is missing"),
         (lambda s: s.update(layer9=torch.ones(1)), "model 'mlp' has no tensor .*layer9"),
         (
             lambda s: s.update({"layer1.bias": torch.ones(5)}),

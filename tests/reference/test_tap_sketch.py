@@ -22,7 +22,7 @@ import leakaudit as la
 from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart, deviation
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
-from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
+from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, flat, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
@@ -574,3 +574,14 @@ def test_a_sharded_model_is_confirmed_by_its_sketch(
     said = capfd.readouterr().err
     assert "2 recomputed gradients equal the recorded parameters, and the sketch" in said
     assert "optimiser, of the recorded parameters and by their sketch of the others: sgd" in said
+
+
+def test_neighbours_in_memory_are_one_vector_without_a_copy() -> None:
+    whole = torch.arange(12.0)
+    shares = [whole[2:6].view(2, 2), whole[6:6], whole[6:11]]
+    apart = [whole[2:6], whole[7:11]]
+    crossed = [whole[6:8], whole[2:6]]
+    turned = [whole[:4].view(2, 2).T, whole[4:6]]
+    for parts in (shares, apart, crossed, turned, [torch.ones(2), whole[2:4]]):
+        assert torch.equal(flat(parts), torch.cat([part.reshape(-1) for part in parts]))
+    assert flat(shares).data_ptr() == whole[2:].data_ptr()

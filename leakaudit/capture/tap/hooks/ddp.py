@@ -98,7 +98,7 @@ class _Gradients(HookedModel):
         @wraps(hook)
         def listening(state: object, bucket: Any) -> Any:
             notes = {**self.notes, **self._begin(bucket)}
-            own = flat(bucket.gradients())
+            own = flat(bucket.gradients()).clone()  # a hook may change them
             sending = _Sending(own, len(self.ranks), name, {**notes, "at": self.step})
             future = self.capture.within_hook(name, sending.translate, hook, state, bucket)
             if not sending.found:

@@ -197,6 +197,8 @@ class _Calls:
     def _event(
         self, group: Any, op: str, tensor: Any, peer: int | None = None, tag: int = 0
     ) -> None:
+        if not self.capture.listens:
+            return
         notes = group_notes(self.dist, group)
         if self.capture.training is not None:
             notes |= self.capture.training.sends(op, tensor)

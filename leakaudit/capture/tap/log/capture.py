@@ -102,7 +102,7 @@ class Capture:
 
         at: position of the message on its channel, if known; sender: rank that sent it, if another.
         """
-        if self._broken or getattr(self._here, "unlogged", False):
+        if not self.listens:
             return
         if self.model is not None:
             self.safely(self.model.travels, value)
@@ -145,6 +145,11 @@ class Capture:
             if self._log is not None:
                 # Includes the events that the function logged, which have counted themselves.
                 self._log.spent = before + time.perf_counter() - begun
+
+    @property
+    def listens(self) -> bool:
+        """Whether an event of this thread is logged now."""
+        return not (self._broken or getattr(self._here, "unlogged", False))
 
     @property
     def _spent(self) -> float:

@@ -79,8 +79,10 @@ class PartialStream:
             if selection.sketch is not None and sketched:
                 others = {k: part for k, part in parts.items() if k not in selection.kept}
                 yield from self._rest(selection.sketch, others, at, last)
-        empty = next((part.reshape(-1)[:0] for part in parts.values()), torch.empty(0))
-        yield flat([empty, *(parts[k] for k in kept)]), {"parameters": kept, "last": last}
+        held = [parts[k] for k in kept]
+        if not held:
+            held = [next((part.reshape(-1)[:0] for part in parts.values()), torch.empty(0))]
+        yield flat(held), {"parameters": kept, "last": last}
 
     def _rest(
         self, sketch: ModelSketch, others: Mapping[int, Tensor], at: int, last: bool
@@ -106,10 +108,20 @@ class PartialStream:
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Return tensors as one vector."""
+    """Return tensors as one vector, without a copy if they follow each other in memory."""
     import torch
 
-    return torch.cat([t.detach().reshape(-1) for t in tensors])
+    parts = [t.detach().reshape(-1) for t in tensors]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    place = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage()._cdata == first.untyped_storage()._cdata
+        if not same or part.storage_offset() != place or not part.is_contiguous():
+            return torch.cat(parts)
+        place += len(part)
+    return first.as_strided((place - first.storage_offset(),), (1,))
 
 
 def select(

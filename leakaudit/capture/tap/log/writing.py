@@ -227,13 +227,14 @@ class _PayloadFile:
         self._written_back = 0
 
     def append(self, data: Bytes) -> tuple[int, int]:
-        begun = time.thread_time()
+        begun = time.thread_time() if self._early is None else 0.0
         offset = self.size
         self._write(data.data)
         self._write(memoryview(bytes(-len(data) % ALIGN)))
         self._last = (offset, len(data))
         self._prefix = data[:PREFIX].tobytes()
-        self._cost += time.thread_time() - begun
+        if self._early is None:
+            self._cost += time.thread_time() - begun
         self._write_back()
         return self._last
 

@@ -45,6 +45,7 @@ class Labels(Attack):
     """
 
     exact: ClassVar[bool] = False
+    quick: ClassVar[bool] = True
     rank: ClassVar[int] = 9
     reads: ClassVar[str] = "plain gradients or local trainings that contain the last layer"
     paper: ClassVar[str] = (

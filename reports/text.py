@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from leakaudit._util import marks
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings import wording
@@ -26,10 +27,12 @@ from leakaudit.reporting.rendering import audit_text, gate_text, sweep_text
 from leakaudit.reporting.rendering.console import printed
 from leakaudit.reporting.rendering.tables import Column, table
 from leakaudit.reporting.results import model
-from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding
+from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding, given
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
+UNPROVEN = (Certificate.FAILED.name, Certificate.APPROXIMATE.name)
 SHOWN = 200  # largest number of findings in a terminal; a choice
+NOTES = 12  # largest number of notes on what was not proven: also a choice
 
 
 @renderer("text")
@@ -67,8 +70,11 @@ def _parts(shown: DisplayRecord, width: int | None) -> list[RenderableType]:
         more = f"only the {SHOWN} worst findings are shown; the HTML report has {left} more"
         parts.append(Text(more))
     parts += map(Text, _passages(shown.passages))
-    failed = [one for one in record.findings if one.certificate.name == "FAILED"]
-    parts += map(Text, notes(failed))
+    unproven = [one for one in record.findings if one.certificate.name in UNPROVEN]
+    why = notes(one for one in unproven if not given(one.certified, 0))
+    parts += map(Text, why[:NOTES])
+    if len(why) > NOTES:
+        parts.append(Text(f"notes on more nodes: {len(why) - NOTES}, in the other reports"))
     for line in not_understood(record.undetermined):
         parts.append(Text(f"not understood: {line}"))
     for line in not_determined(record.undetermined):

@@ -65,6 +65,7 @@ class Reconstruction(CardDisplay):
             all rounds of the leak.
         evidence: What supports the inputs of the statement, such as the number of records behind
             each gradient, if this was examined.
+        tried: Attacks that `auto` ran on the leak.
     """
 
     node: int
@@ -82,6 +83,7 @@ class Reconstruction(CardDisplay):
     others: tuple[int, ...] = ()
     rounds: tuple[tuple[int, ...], ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    tried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """One line, without pixels and labels."""

@@ -34,6 +34,8 @@ class Attack(ABC):
         reads: The leaks that it accepts, in words.
         paper: Its source.
         cost: Its cost, in words.
+        quick: Whether it takes seconds, so that `auto` runs it even if its time is over and nothing
+            else came back.
         tokens: Whether it accepts models whose inputs are tokens.
         incomplete: Whether it accepts leaks in which coordinates are missing.
         changes: Whether it accepts leaks of what local steps changed (`GradientLeak.training`).
@@ -44,6 +46,7 @@ class Attack(ABC):
     reads: ClassVar[str] = "gradients"
     paper: ClassVar[str] = "unpublished"
     cost: ClassVar[str] = "not measured"
+    quick: ClassVar[bool] = False
     tokens: ClassVar[bool] = False
     incomplete: ClassVar[bool] = False
     changes: ClassVar[bool] = False

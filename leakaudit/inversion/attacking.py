@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from leakaudit.core.progress import expired, sharing, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
 from leakaudit.inversion import recomputed, round_by_round
 from leakaudit.inversion.attack import Attack, Batched, Selective, failed, withdrawn
-from leakaudit.inversion.round_by_round import PROVEN
+from leakaudit.inversion.round_by_round import PROVEN, proven
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 
@@ -200,15 +201,19 @@ def attack_together(
     for known, candidate in in_order():
         fits: list[int] = []
         for k, course in left.items():
+            if course.late and not candidate.quick:
+                continue
             why = _why_not(candidate, leaks[k], task)
             if why:
                 course.reasons.append(f"{known}: {why}")
+                if candidate.exact and _is_meant(candidate, leaks[k], task):
+                    course.prevented[why].append(known)
             else:
                 fits.append(k)
         for settled in _run(candidate, fits, leaks, task, generators):
             course = left[settled.place]
             course.add(settled, candidate.exact)
-            if settled.late or course.ends(candidate.exact, leaks[settled.place], task):
+            if course.ends(candidate.exact, leaks[settled.place], task):
                 yield left.pop(settled.place).end(settled.place, leaks, task)
         if not left:  # before the next attack is imported
             return
@@ -224,12 +229,20 @@ def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
     return why
 
 
+def _is_meant(candidate: Attack, leak: GradientLeak, task: Task) -> bool:
+    """Return whether an attack is made for the inputs of a model, and for gaps if there are any."""
+    return candidate.tokens == task.tokens and candidate.incomplete <= (leak.seen is not None)
+
+
 @dataclass
 class _Course:
     """The progress of `auto` for one leak."""
 
     best: Reconstruction | None = None  # the best reconstruction so far
     reasons: list[str] = field(default_factory=list)  # why attacks were skipped
+    tried: list[str] = field(default_factory=list)  # attacks that ran
+    # why exact attacks were skipped or proved nothing -> their names
+    prevented: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     seconds: float = 0.0  # total time of all attacks
     together: bool = False  # whether any attack searched the leak in one batch with others
     late: bool = False  # whether the time limit had expired after the last attack
@@ -240,17 +253,24 @@ class _Course:
         """Keep the better reconstruction.
 
         A failed attack does not replace inputs that an earlier one found. A search replaces
-        the estimate of an exact attack only if it fits closely.
+        the estimate of an exact attack only if it fits closely. Labels replace the inputs of a
+        search that failed because time was over.
         """
         found = settled.found
+        is_last = self.late
+        self.tried.append(found.attack)
         self.late = settled.late
         self.seconds += found.seconds
         self.together = self.together or settled.together
+        if exact and found.note and not proven(found):
+            self.prevented[found.note].append(found.attack)
         if self.best is None:
             self.best = found
             return
+        if found.certificate is Certificate.FAILED:
+            return
         has_inputs = len(found.x) or not len(self.best.x)
-        if found.certificate is Certificate.FAILED or not has_inputs:
+        if not has_inputs and not is_last:
             return
         if exact or not self.loose or found.residual < CLOSE:
             self.best = found
@@ -262,7 +282,7 @@ class _Course:
             return False
         if exact:
             self.loose = _is_loose(self.best, leak, task)
-        return not (exact and self.loose)
+        return self.late or not (exact and self.loose)
 
     def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> FinalReconstruction:
         """Return the result to report."""
@@ -273,7 +293,11 @@ class _Course:
         note = found.note
         if self.loose:
             note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
-        done = replace(found, seconds=self.seconds, note=note)
+        if not proven(found):
+            others = {why: who for why, who in self.prevented.items() if found.attack not in who}
+            said = "; ".join(f"{', '.join(who)}: {why}" for why, who in others.items())
+            note = "; ".join(filter(None, (note, said and f"no exact recovery by {said}")))
+        done = replace(found, seconds=self.seconds, note=note, tried=tuple(self.tried))
         return FinalReconstruction(place, done, self.together, self.late)
 
 

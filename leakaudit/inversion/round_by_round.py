@@ -214,7 +214,7 @@ class _Search:
         `together` is the result for all gradients together, if they were attacked so.
         """
         if together is not None:
-            for k in range(_proven(together)):
+            for k in range(proven(together)):
                 self._add(together, k, together.rounds[k] if together.rounds else ())
         alone = self.leak.single.nonzero().flatten().tolist()
         silent = inputs_shown.silent(self.leak)
@@ -231,8 +231,8 @@ class _Search:
             found = _counted(self.attempt(equation))
             self.tried.append(found)
             self.open += found.certificate not in PROVEN
-            missed = 0 if _proven(found) else missed + 1
-            for place in range(_proven(found)):
+            missed = 0 if proven(found) else missed + 1
+            for place in range(proven(found)):
                 self._add(found, place, equation.when)
         step("rounds", len(alone), len(alone))
         return self._reported(together, len(alone))
@@ -281,7 +281,7 @@ class _Search:
         elif whole and self.inputs:
             certificate = Certificate.EXACT
         explained = gradients - self.open
-        residuals = [one.residual for one in self.tried if _proven(one)]
+        residuals = [one.residual for one in self.tried if proven(one)]
         reasons = [one.note for one in self.tried if one.certificate not in PROVEN]
         note = (
             f"{counted(len(self.inputs), 'different input')} certified, from {explained} of "
@@ -322,7 +322,7 @@ class _Search:
         if self.leak.samples != 1:
             return []
         kept: list[Reconstruction] = []
-        some = [one for one in self.tried if not _proven(one) and len(one.x) == 1]
+        some = [one for one in self.tried if not proven(one) and len(one.x) == 1]
         known = [one.x for one in self.inputs]
         for one in sorted(some, key=lambda one: one.residual):
             room = self.wanted is None or len(known) < self.wanted
@@ -333,7 +333,7 @@ class _Search:
         return kept
 
 
-def _proven(found: Reconstruction) -> int:
+def proven(found: Reconstruction) -> int:
     """Return how many leading inputs are exact, or have intervals for their values."""
     if found.certificate is Certificate.INTERVAL and found.interval is not None:
         return len(found.x)

@@ -244,7 +244,7 @@ def _not_tried(found: GroupResults, options: AttackOptions, trace: Trace) -> lis
     if found.late:
         late = ", ".join(map(str, found.late))
         left_out.append(f"nodes {late} (the time limit --max-seconds was reached)")
-    tried = {reconstruction.attack for _, reconstruction in found.pairs}
+    tried = {name for _, one in found.pairs for name in (one.attack, *one.tried)}
     others = sorted(set(registry.names("attacks")) - tried)
     if others:
         left_out.append(f"attack{'s' * (len(others) > 1)} {', '.join(others)}")

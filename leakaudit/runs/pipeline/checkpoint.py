@@ -29,7 +29,7 @@ FORMAT = "leakaudit.checkpoint"
 VERSION = 1
 
 # Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
-VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others", "rounds")
+VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others", "rounds", "tried")
 
 
 class _Entry(Struct, frozen=True, kw_only=True):
@@ -43,6 +43,7 @@ class _Entry(Struct, frozen=True, kw_only=True):
     certificate: str
     rounds: tuple[tuple[int, ...], ...] = ()
     evidence: tuple[tuple[str, int, str], ...] = ()
+    tried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

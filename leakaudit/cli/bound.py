@@ -89,9 +89,12 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Print one row for each node and adversary."""
+    from rich.text import Text
+
     from leakaudit.judging.auditing.environment import RunEnvironment
     from leakaudit.judging.lint import assumptions
     from leakaudit.reporting.rendering import console
+    from leakaudit.traces import framework_epsilon
     from leakaudit.views.accounting import bounding
     from leakaudit.views.accounting.compare import alike, compare, resting, worst
     from leakaudit.views.accounting.footnotes import footnotes
@@ -111,14 +114,16 @@ def run(args: _Options) -> int:
         doubts = assumptions.doubts(case)
     found: list[Comparison] = resting(compared, doubts)
     unclear = [one.detail for one in doubts]
+    stated = [] if case is None else [one.sentence for one in framework_epsilon.of(case.trace)]
     if form == "json":
-        args.page.write_json([{**one.to_json(), "unclear": unclear} for one in found], args)
+        beside = {"unclear": unclear} | ({"stated": stated} if stated else {})
+        args.page.write_json([{**one.to_json(), **beside} for one in found], args)
         return concluded(unclear, form)
     if form == "html":
         from leakaudit.reporting.rendering.html import bounded
 
         notes, marks = footnotes(found, protocol.begun)
-        remarks = [*notes, NOTE]
+        remarks = [*stated, *notes, NOTE]
         args.page.write(bounded.page(found, _network(protocol), marks, remarks, unclear), args)
         return concluded(unclear, form)
     same = alike(found)
@@ -131,6 +136,8 @@ def run(args: _Options) -> int:
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)
+    for line in (*stated, NOTE):
+        console.stdout().print(Text(line, style="dim"))
     return concluded(unclear, form)
 
 
@@ -201,7 +208,7 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         others = ", ".join(str(other) for other, of in same.items() if of == node)
         how = "because renaming the nodes leaves the relations unchanged"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
-    for line in (*notes, NOTE):
+    for line in notes:
         out.print(Text(line, style="dim"))
 
 

@@ -112,8 +112,9 @@ for xs, ys in batches[: args.steps]:
             for p in net.parameters():
                 dist.all_reduce(p)
                 p.div_(ranks)
+epsilon = torch.tensor(engine.get_epsilon(1e-5) if args.noise else float("inf"))
 mine = list(sampler)
 state = {name: torch.stack(values) for name, values in kept.items()}
-torch.save({"x": x[mine], "y": y[mine], **state}, f"kept{rank}.pt")
+torch.save({"x": x[mine], "y": y[mine], "epsilon": epsilon, **state}, f"kept{rank}.pt")
 if args.wrap != "alone":
     dist.destroy_process_group()

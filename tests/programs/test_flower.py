@@ -178,7 +178,9 @@ def test_noise_of_a_mod_is_named_and_no_protocol_is(local: Callable[..., Run]) -
     run = local(HERE / "flower_numpy.py", "--noise")
     assert run.code == 3
     assert run.description["protocol"] == "NOT KNOWN"
-    assert "clients ran LocalDpMod" in (run.folder / "trace.toml").read_text()
+    said = (run.folder / "trace.toml").read_text()
+    assert "clients ran LocalDpMod" in said
+    assert "Flower's LocalDpMod states epsilon 100 at delta 1e-05 for one answer" in said
 
 
 def test_secure_aggregation_is_refused_in_one_line(local: Callable[..., Run]) -> None:

@@ -15,6 +15,7 @@ import torch
 from tapping import Run, leakaudit, tapped, torchrun
 
 import leakaudit as la
+from leakaudit.traces import framework_epsilon
 from leakaudit.views.accounting.view_bound import ViewBound
 
 pytest.importorskip("opacus", reason="is in the environment of `make programs`")
@@ -117,6 +118,17 @@ def test_epsilon_beside_that_of_opacus(run: Callable[..., Run]) -> None:
     # Nothing hides what the other rank sends: Opacus' epsilon is that of the sum of all ranks.
     assert added[1].mu == math.inf
     assert replaced[1].mu == math.inf
+
+
+def test_the_bound_states_the_epsilon_of_the_program_beside_its_own(
+    run: Callable[..., Run],
+) -> None:
+    seen = run()
+    (stated,) = framework_epsilon.of(seen.trace)
+    assert stated.epsilon == pytest.approx(float(seen.kept(0)["epsilon"]), rel=1e-6)
+    assert (stated.by, stated.delta, stated.steps) == ("Opacus", DELTA, STEPS)
+    said = leakaudit(seen.folder, "bound", "trace.pt", "--sensitivity", str(NORM))
+    assert f"Opacus states epsilon {stated.epsilon:.4g} at delta 1e-05 by " in said.stdout
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,7 +19,7 @@ from leakaudit.capture.tap.guessing import confirm, origins
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import UNRANKED
-from leakaudit.capture.tap.messages import states, wires
+from leakaudit.capture.tap.messages import answers, states, wires
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage
 from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.wires import CHOSEN
@@ -27,7 +27,7 @@ from leakaudit.core.errors import LeakauditError, NotUnderstood
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json, Trace
-from leakaudit.traces import gaps, trace_file
+from leakaudit.traces import framework_epsilon, gaps, trace_file
 from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
@@ -96,6 +96,9 @@ def write(
         provenance["evidence"] = {
             one.subject: [one.origin.name, one.detail] for one in plan.evidence
         }
+    spent = answers.spent(logs)
+    if spent:
+        provenance[framework_epsilon.KEY] = msgspec.to_builtins(spent)
     state = revision(Path())  # of the folder in which the program was started
     if state is not None:
         provenance["program"] = {"commit": state.commit, "changed": state.changed}

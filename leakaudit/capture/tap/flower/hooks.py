@@ -13,7 +13,7 @@ from typing import Any
 
 from leakaudit.capture.tap.exchanges import note_once, wrap
 from leakaudit.capture.tap.flower.messages import FlowerServerTap
-from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.capture import SPENT, Capture
 from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
 
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
@@ -73,6 +73,8 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
     def tap_mod(owner: Any, name: str, mod: str) -> None:
         def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
             note_once(capture.folder, "mod", mod=mod)
+            if mod == "LocalDpMod":
+                capture.safely(_note_epsilon, args[0], capture)
             return function(*args, **named)
 
         wrap(owner, name, noting)
@@ -82,6 +84,19 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
     for name in MODS:
         if hasattr(module, name):
             tap_mod(module, name, name)
+
+
+def _note_epsilon(mod: Any, capture: Capture) -> None:
+    """Note once per process the epsilon that a client's mod states."""
+    note_once(
+        capture.folder,
+        SPENT,
+        by="Flower's LocalDpMod",
+        epsilon=float(mod.epsilon),
+        delta=float(mod.delta),
+        clip=float(mod.clipping_norm),
+        sensitivity=float(mod.sensitivity),
+    )
 
 
 def _noting_partition(capture: Capture) -> Callable[..., Any]:

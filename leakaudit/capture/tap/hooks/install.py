@@ -26,13 +26,14 @@ HOOKS = {  # module of ours -> the modules that its `listen` taps; not every ver
     "hooks.group": ("torch.distributed", "torch.distributed._functional_collectives"),
     "hooks.ddp": ("torch.nn.parallel.distributed",),
     "hooks.fsdp": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
-    "hooks.opacus": (  # modules in which optimisers are defined
+    "hooks.opacus": (  # modules in which optimisers and the engine are defined
         "opacus.optimizers.optimizer",
         "opacus.optimizers.optimizer_fast_gradient_clipping",
         "opacus.optimizers.adaclipoptimizer",
         "opacus.optimizers.ddpoptimizer",
         "opacus.optimizers.ddpoptimizer_fast_gradient_clipping",
         "opacus.optimizers.fsdpoptimizer_fast_gradient_clipping",
+        "opacus.privacy_engine",
     ),
     "flower.hooks": (
         "flwr.serverapp.grid.grid",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.hooks.model import HookedModel
-from leakaudit.capture.tap.log.capture import Capture, Notes
+from leakaudit.capture.tap.log.capture import SPENT, Capture, Notes
 from leakaudit.capture.tap.log.layers import ALL, flat
 
 if TYPE_CHECKING:
@@ -46,6 +46,14 @@ def listen(module: ModuleType, capture: Capture) -> None:
         capture.safely(_state, optimiser, capture)
         return pre_step(optimiser, *args, **named)
 
+    def spending(get_epsilon: Callable[..., float], engine: Any, delta: float) -> float:
+        epsilon = get_epsilon(engine, delta)
+        capture.safely(_note_epsilon, engine, epsilon, delta, capture)
+        return epsilon
+
+    if hasattr(module, "PrivacyEngine"):
+        wrap(module.PrivacyEngine, "get_epsilon", spending)
+        return
     for kind in list(vars(module).values()):
         if not isinstance(kind, type) or kind.__module__ != module.__name__:
             continue
@@ -77,14 +85,36 @@ def _log(optimiser: Any, capture: Capture) -> None:
 
 
 def _state(optimiser: Any, capture: Capture) -> None:
-    import torch.distributed as dist
-
     if hasattr(optimiser, "reduce_gradients") or OWNER in optimiser.__dict__:
         return
-    if dist.is_available() and dist.is_initialized():
+    if _sends():
         optimiser.__dict__[OWNER] = True
         name = "Opacus" if optimiser.noise_multiplier else "Opacus without noise"
         capture.event("mod", None, mod=name, **_stated(optimiser))
+
+
+def _sends() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
+def _note_epsilon(engine: Any, epsilon: float, delta: float, capture: Capture) -> None:
+    """Log what the accountant states, with the steps that it has counted."""
+    if not _sends():
+        return
+    method = str(engine.accountant.mechanism())
+    history = engine.accountant.history
+    capture.event(
+        SPENT,
+        None,
+        by="Opacus",
+        epsilon=float(epsilon),
+        delta=float(delta),
+        method=method if method in ("rdp", "prv", "gdp") else "",
+        steps=sum(int(count) for *_, count in history),
+        rate=max((float(rate) for _, rate, _ in history), default=1.0),
+    )
 
 
 def _stated(optimiser: Any) -> Notes:

@@ -32,6 +32,7 @@ Result = TypeVar("Result")
 Notes = dict[str, Any]
 Translate = Callable[[str, Any, Notes], tuple[str, Notes]]  # op, tensor and notes -> op and notes
 HOOK = "hook"  # the note of a message that a communication hook sends; its value names the hook
+SPENT = "spent"  # the word for the epsilon that a framework states
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from leakaudit.capture.tap.log.capture import SPENT
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.core.errors import NotUnderstood
+from leakaudit.traces import framework_epsilon
+from leakaudit.traces.framework_epsilon import FrameworkEpsilon
 
 SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
 NOISE = ("LocalDpMod", "Opacus")  # mods of flwr, and optimisers, that add noise
@@ -77,6 +80,11 @@ def mods(logs: Sequence[RankLog]) -> list[str]:
     return sorted(_listed(logs, "mod"))
 
 
+def spent(logs: Sequence[RankLog]) -> list[FrameworkEpsilon]:
+    """Return the epsilon that frameworks of the program stated last."""
+    return framework_epsilon.last(event.notes for event in _events(logs, SPENT))
+
+
 def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
     """Return client -> partition, as clients' processes said."""
     found: dict[str, int] = {}
@@ -123,6 +131,8 @@ def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
             yield f"clients ran {mod}: their updates are clipped"
         elif mod in SUMS:
             yield f"clients ran {mod}: what they send is masked"
+    for one in spent(logs):
+        yield one.sentence
     for name in filters(logs):
         does = FILTERS.get(name, "is not known to leakaudit")
         yield f"messages pass through {name}, which {does}"

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.finder import LOSSES, unwrapped, usual
+from leakaudit.capture.tap.log.finder import LOSSES, is_distributed, unwrapped, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
 TRAINED = "trained"  # the word for what happened since the last message
@@ -144,7 +144,9 @@ class Training:
         root = self._last()
         if root is None or not tensor.is_floating_point():
             return
-        parameters = list(root.parameters())
+        parameters = _whole(root)
+        if not parameters:
+            return
         if self._addresses[0] != self._changes:
             held = {p.grad.data_ptr(): p for p in parameters if p.grad is not None}
             held |= {p.data_ptr(): p for p in parameters}
@@ -186,7 +188,9 @@ class Training:
             return
         if unwrapped(root) is not root or self._capture.rank:
             return
-        parameters = list(root.parameters())
+        parameters = _whole(root)
+        if not parameters:
+            return
         if self._averaged:
             self._averaged = False
             self._write_start(parameters, _flat(parameters))
@@ -393,6 +397,13 @@ class Training:
         self._since.facts["loss_scale"] = float(scaler.get_scale())
 
 
+def _whole(module: Any) -> list[Any]:
+    """Return the parameters of a module; none if a process holds only parts of some of them."""
+    # An operation on such a tensor may communicate, and this process may be the only one to do it.
+    parameters = list(module.parameters())
+    return [] if any(map(is_distributed, parameters)) else parameters
+
+
 def _flat(parameters: Iterable[Any]) -> Any:
     import torch
 
@@ -483,6 +494,8 @@ def _fingerprint(batch: Any) -> int:
     """Return a hash of a batch's shape and of some of its numbers."""
     import torch
 
+    if is_distributed(batch):
+        batch = batch.to_local()
     flat = batch.detach().reshape(-1)
     some = flat[:: max(1, flat.numel() // PROBES)].cpu().contiguous()
     return hash((tuple(batch.shape), some.view(torch.uint8).numpy().tobytes()))

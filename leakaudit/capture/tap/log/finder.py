@@ -45,6 +45,7 @@ LOSSES = {
     "kl_div": "",
 }
 USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
+SHARDED = "its parameters are sharded, each process holds a part of them"
 UNUSUAL = "with other arguments than the usual ones"
 
 
@@ -66,7 +67,7 @@ class _ModuleCall:
         self.other: list[str] = []
         for name, value in _flat(bound.arguments, self.kinds):
             if hasattr(value, "requires_grad"):
-                uniform = name != LABELS and bool((value == 1).all())
+                uniform = name != LABELS and _only_ones(value)
                 self.tensors[name] = (tuple(value.shape), value.dtype, uniform)
             elif value is None or isinstance(value, bool | int | float | str):
                 self.plain[name] = value
@@ -192,6 +193,8 @@ class Finder:
         facts: dict[str, Any] = {}
         try:
             facts = about(module)
+            if any(map(is_distributed, module.parameters())):
+                why = why or SHARDED
             if why:
                 raise _NotExported(why)
             import torch
@@ -208,6 +211,15 @@ class Finder:
             facts["why"] = why.splitlines()[0][:300]
         self._facts = facts
         self._write()
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Return whether a tensor is a DTensor, of which this process holds a part."""
+    return hasattr(tensor, "placements")
+
+
+def _only_ones(value: Any) -> bool:
+    return not is_distributed(value) and bool((value == 1).all())
 
 
 def usual(given: Mapping[str, Any]) -> bool:

@@ -42,6 +42,7 @@ class _ModelFacts(Struct, frozen=True):
     batch: int | None = None
     # inputs without which the program was exported: they contained only ones
     left_out: list[str] = []
+    varied: list[str] = []  # those that contained other values
 
 
 def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
@@ -70,6 +71,11 @@ def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
         said.append(
             f"the program was exported without {', '.join(facts.left_out)}, which contained "
             "only ones in the first call"
+        )
+    if facts.varied:
+        said.append(
+            f"the program was exported without {', '.join(facts.varied)}, which the model uses: "
+            "gradients of records with other values than the usual ones cannot be computed again"
         )
     loss, assumed = _loss(facts)
     shape = list(facts.shape)

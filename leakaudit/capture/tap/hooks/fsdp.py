@@ -15,7 +15,6 @@ from typing import Any
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.hooks.model import HookedModel
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.finder import SHARDED
 
 OWNER = "_leakaudit_tapped"  # attribute of a group of parameters: the model to which it belongs
 
@@ -96,7 +95,7 @@ def _own(root: Any, number: int, capture: Capture) -> None:
     inner = root._modules[0]
     model = _Model(capture, inner.named_parameters(), ranks, "fsdp", capture.settings.layers, notes)
     if capture.model is not None:
-        capture.model.save(inner, None, SHARDED)
+        capture.model.save_noted(inner)
     for group in _groups(root):
         for part in (group, *group.fsdp_params):
             setattr(part, OWNER, model)

@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary, ref
 
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.finder import LOSSES, is_distributed, unwrapped, usual
+from leakaudit.capture.tap.log.exporting import is_distributed, unwrapped
+from leakaudit.capture.tap.log.finder import LOSSES, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
 TRAINED = "trained"  # the word for what happened since the last message

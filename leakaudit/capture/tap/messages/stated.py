@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict
 
 from leakaudit.capture.fitting.replay import Constant, GroupConstants, OptimiserStep
 from leakaudit.capture.tap.hooks.training import OPTIMISER, TRAINED
@@ -53,6 +54,9 @@ class _Trained(Struct, frozen=True):
     why: str = ""
 
 
+NOTHING = asdict(_Trained())
+
+
 @dataclass(frozen=True)
 class Interval:
     """What a rank did before one of its messages, and after the one before it."""
@@ -72,8 +76,12 @@ class Interval:
 
     @property
     def last(self) -> _Trained:
-        """The last part, whose facts count for the whole."""
-        return self.seen[-1] if self.seen else _Trained()
+        """Every fact as it is stated last; other messages, such as a norm, may lie between them."""
+        stated: dict[str, Any] = {}
+        for one in self.seen:
+            held = asdict(one)
+            stated |= {name: held[name] for name in held if held[name] != NOTHING[name]}
+        return _Trained(**stated)
 
 
 @dataclass

@@ -38,6 +38,7 @@ class _ModelFacts(Struct, frozen=True):
     each: bool = False  # whether there is an output for every token
     # whether the program passed labels to the model, which then computes the loss
     labels: bool = False
+    following: bool = False  # whether the targets of its loss are the next tokens of its input
     # number of inputs for which the program was exported; None for any number
     batch: int | None = None
     # inputs without which the program was exported: they contained only ones
@@ -111,7 +112,7 @@ def _about(facts: _ModelFacts) -> str:
 
 def _loss(facts: _ModelFacts) -> tuple[str, str]:
     if facts.each:
-        if facts.losses == ["cross_entropy"] and facts.labels:
+        if facts.losses == ["cross_entropy"] and (facts.labels or facts.following):
             return "next_token", ""
         return "next_token", "it has an output for every token; next_token is likely"
     likely = "binary" if facts.outputs == 1 else "cross_entropy"

@@ -49,6 +49,7 @@ class ModuleInputs:
     plain: dict[str, Any]  # arguments that are numbers or text
     other: list[str]  # those that are neither
     required: list[str]  # those that have no default
+    input: Callable[[], Any]  # returns the first tensor as long as the program holds it
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def exported(module: Any, call: ModuleInputs, path: Path) -> dict[str, Any]:
             raise NotExported(f"its outputs depend on several inputs: {name}, {', '.join(missing)}")
         twin.__class__ = _with_one_input(kind, given)
         program, dynamic = _traced(torch.export.export, twin, x)
+        program.graph.eliminate_dead_code()
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # it has paths and lines of the program
         torch.export.save(program, path)
@@ -138,6 +140,7 @@ def _fill(
     values = [torch.zeros(shape, dtype=dtype) for shape, dtype in forms.values()]
     try:
         graph = torch.export.export(twin, (x, *values), strict=False).graph
+        graph.eliminate_dead_code()
     except Exception:  # a forward of any kind; the export with one input says why
         return list(others)
     finally:

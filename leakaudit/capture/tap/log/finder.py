@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from leakaudit._util.files import private_folder
 from leakaudit.capture.tap.log.exporting import (
@@ -49,13 +49,19 @@ USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothi
 UNUSUAL = "with other arguments than the usual ones"
 
 
+def _nothing() -> None:
+    return None
+
+
 def inputs_of(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> ModuleInputs:
     """Return shapes and formats of what a module is called with."""
     bound = inspect.signature(module.forward).bind(*args, **named)
     kinds = {name: p.kind for name, p in bound.signature.parameters.items()}
     required = [name for name, p in bound.signature.parameters.items() if p.default is p.empty]
-    found = ModuleInputs({}, {}, [], required)
-    for name, value in _flat(bound.arguments, kinds):
+    given = list(_flat(bound.arguments, kinds))
+    first = next((ref(value) for _, value in given if hasattr(value, "requires_grad")), _nothing)
+    found = ModuleInputs({}, {}, [], required, first)
+    for name, value in given:
         if hasattr(value, "requires_grad"):
             uniform = name != LABELS and not is_distributed(value) and bool((value == 1).all())
             found.tensors[name] = (tuple(value.shape), value.dtype, uniform)
@@ -76,6 +82,7 @@ class Finder:
         self.losses: set[str] = set()
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
+        self._input: Callable[[], Any] = _nothing  # that of the call with which it was saved
         self._here = threading.local()
 
     @property
@@ -130,10 +137,14 @@ class Finder:
         known = meaning or name
         if not usual(given):
             known = f"{name} {UNUSUAL}"
-        if known in self.losses:
-            return
+        changed = known not in self.losses
         self.losses.add(known)
-        if self._facts is not None:
+        x = self._input()
+        if x is not None and self._facts is not None:
+            self._input = _nothing
+            self._facts["following"] = _follow(x, given.get("target"))
+            changed = True
+        if changed and self._facts is not None:
             self._write()
 
     def _write(self) -> None:
@@ -203,6 +214,7 @@ class Finder:
                 torch.save(state, self.folder / STATE)
             if call is not None:
                 facts |= exported(module, call, self.folder / PROGRAM)
+                self._input = call.input
         except NotExported as reason:
             why = str(reason)
         except Exception as error:
@@ -211,6 +223,15 @@ class Finder:
             facts["why"] = why.splitlines()[0][:300]
         self._facts = facts
         self._write()
+
+
+def _follow(x: Any, target: Any) -> bool:
+    """Return whether the targets of a loss are the next tokens of sequences x (b, length)."""
+    if x.is_floating_point() or x.dim() != 2 or x.shape[1] < 2 or not hasattr(target, "reshape"):
+        return False
+    if target.is_floating_point() or target.numel() != x.numel():
+        return False
+    return bool((target.reshape(x.shape)[:, :-1] == x[:, 1:]).all())
 
 
 def usual(given: Mapping[str, Any]) -> bool:

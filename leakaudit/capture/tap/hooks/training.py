@@ -97,6 +97,7 @@ class Training:
         self._started = -1  # steps so far at the last model that was written
         self._starts = 0  # models that were written
         self._initial: Any = None  # the model before the first step, until it is needed or useless
+        self._scaled = False  # whether gradients are those of a scaled loss now
         self._averaged = False  # whether parameters were added up since the last step
         capture.training = self
 
@@ -382,6 +383,8 @@ class Training:
         size = sum(p.numel() for p in parameters)
         bound = given["max_norm"] if "max_norm" in given else given["clip_value"]
         self._since.facts |= {word: float(bound), "clipped": size}
+        if self._scaled:
+            self._since.facts["clip_scaled"] = True
         if "norm_type" in given:
             self._since.facts["norm_type"] = float(given["norm_type"])
 
@@ -392,9 +395,15 @@ class Training:
                 self._noting(self._note_scale, scaler)
             return out
 
+        def unscaling(real: Callable[..., Any], *args: Any) -> Any:
+            self._scaled = False
+            return real(*args)
+
         wrap(module.GradScaler, "scale", scaling)
+        wrap(module.GradScaler, "unscale_", unscaling)
 
     def _note_scale(self, scaler: Any) -> None:
+        self._scaled = True
         self._since.facts["loss_scale"] = float(scaler.get_scale())
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from leakaudit.capture.fitting.replay import Constant, GroupConstants, OptimiserStep
 from leakaudit.capture.tap.hooks.training import OPTIMISER, TRAINED
+from leakaudit.capture.tap.log.layers import REST
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.core.errors import LeakauditError
@@ -50,6 +51,7 @@ class _Trained(Struct, frozen=True):
     norm_type: float = 2.0
     clip_value: float = 0.0
     clipped: int = 0
+    clip_scaled: bool = False  # whether gradients were those of a scaled loss when they were clipped
     loss_scale: float = 1.0
     why: str = ""
 
@@ -105,6 +107,8 @@ def intervals(stream: Sequence[LoggedMessage]) -> list[Interval]:
     for event in log.events:
         if event.op in (OPTIMISER, TRAINED):
             pending.append(event)
+        elif REST in event.notes:
+            continue  # a part of a message, which may precede the others
         elif (event.op, event.notes.get("lane")) == (stream[0].op, stream[0].note("lane")):
             done = _interval(pending, reading, log)
             pending = []

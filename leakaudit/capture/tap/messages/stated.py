@@ -51,7 +51,9 @@ class _Trained(Struct, frozen=True):
     norm_type: float = 2.0
     clip_value: float = 0.0
     clipped: int = 0
-    clip_scaled: bool = False  # whether gradients were those of a scaled loss when they were clipped
+    clip_scaled: bool = (
+        False  # whether gradients were those of a scaled loss when they were clipped
+    )
     loss_scale: float = 1.0
     why: str = ""
 

@@ -130,7 +130,7 @@ def _finish(
 ) -> int:
     from leakaudit.capture.tap import launch
 
-    if not any(folder.iterdir()):
+    if not launch.recorded(folder):
         launch.clear(folder)
         if code:
             say(

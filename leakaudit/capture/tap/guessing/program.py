@@ -221,7 +221,7 @@ def _with_optimiser(
     constants, why = described(every, moves[1:])
     if constants:
         constants["server"] = constants.pop("optimiser")
-    named = replace(found, optimiser=_words(every, moves), constants=constants, why=why)
+    named = replace(found, optimiser=_words(every, moves[1:]), constants=constants, why=why)
     if seen.missing and any(move.clip_norm for move in moves):
         return named
     indices = [message.index for message in streams[rank]]

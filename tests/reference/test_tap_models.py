@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Generator, Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -320,8 +321,7 @@ def test_outputs_beside_a_loss_are_those_of_the_exported_model(tmp_path: Path, s
 
 
 def test_a_sharded_model_is_exported_without_what_fsdp2_attached(tmp_path: Path) -> None:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
         theta = nn.utils.parameters_to_vector(net.parameters()).detach()
@@ -332,12 +332,28 @@ def test_a_sharded_model_is_exported_without_what_fsdp2_attached(tmp_path: Path)
         (tmp_path / "t.tap").mkdir()
         Finder(str(tmp_path / "t.tap")).save_called(net, (x,), {})
     finally:
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
     assert facts(tmp_path / "t.tap")["name"] == "torch.nn.modules.container:Sequential"
     task, _, said = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
     assert task is not None, said
     torch.testing.assert_close(task.logits(theta, x), wanted)
     assert not (tmp_path / "t.model.pt").exists()  # a process holds a part of the state
+
+
+@pytest.mark.parametrize("normal", [True, False])
+def test_the_negative_logarithm_of_probabilities_is_cross_entropy(
+    tmp_path: Path, normal: bool
+) -> None:
+    functions = ModuleType("functions")
+    for name in LOSSES:
+        setattr(functions, name, getattr(nn.functional, name))
+    finder = Finder(str(tmp_path))
+    finder.watch_losses(functions)
+    net = nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1) if normal else nn.Identity())
+    finder.save_called(net, (torch.zeros(4, 6),), {})
+    out = net(torch.rand(4, 6, generator=Generator().manual_seed(1)))
+    functions.nll_loss(out, torch.zeros(4, dtype=torch.long)).backward()
+    assert facts(tmp_path)["losses"] == ["cross_entropy" if normal else "nll_loss"]
 
 
 def test_hooks_of_a_framework_are_not_exported(tmp_path: Path) -> None:

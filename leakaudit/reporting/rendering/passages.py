@@ -80,7 +80,7 @@ def _passages(
     return passages
 
 
-def _text(sequences: np.ndarray | None, row: int | None, vocabulary: int) -> str | None:
+def _text(sequences: np.ndarray | None, row: int | None, vocabulary: int = BYTES) -> str | None:
     if sequences is None or row is None or row >= len(sequences):
         return None
     return text_of(sequences[row], vocabulary)

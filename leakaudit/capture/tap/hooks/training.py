@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, ref
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
 from leakaudit.capture.tap.log.exporting import is_distributed, unwrapped
-from leakaudit.capture.tap.log.finder import LOSSES, usual
+from leakaudit.capture.tap.log.finder import LOSSES, meant, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
 TRAINED = "trained"  # the word for what happened since the last message
@@ -347,6 +347,7 @@ class Training:
         received = given.get("input")
         count = len(received) if received is not None and received.dim() else 0
         is_usual = usual(given)
+        name = meant(name, given)
 
         def reached(_: Any) -> None:
             seen = self._since

@@ -46,6 +46,9 @@ LOSSES = {
     "kl_div": "",
 }
 USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
+# Largest logarithm of a sum of probabilities, far above the rounding of float32: a choice. In
+# bfloat16, it is not reached, and the loss keeps its name.
+NORMALISED = 1e-4
 UNUSUAL = "with other arguments than the usual ones"
 
 
@@ -115,10 +118,10 @@ class Finder:
 
     def watch_losses(self, module: ModuleType) -> None:
         """Record which losses the program computes with gradients."""
-        for name, meaning in LOSSES.items():
-            setattr(module, name, self._watched_loss(getattr(module, name), name, meaning))
+        for name in LOSSES:
+            setattr(module, name, self._watched_loss(getattr(module, name), name))
 
-    def _watched_loss(self, real: Callable[..., Any], name: str, meaning: str) -> Any:
+    def _watched_loss(self, real: Callable[..., Any], name: str) -> Any:
         import torch
 
         form = inspect.signature(real)
@@ -128,13 +131,14 @@ class Finder:
             out = real(*args, **named)
             # Programs validate with another loss than that of training, without gradients.
             if getattr(out, "requires_grad", False) and not torch.compiler.is_compiling():
-                self._note_loss(form.bind(*args, **named).arguments, name, meaning)
+                self._note_loss(form.bind(*args, **named).arguments, name)
             return out
 
         return loss
 
-    def _note_loss(self, given: Mapping[str, Any], name: str, meaning: str) -> None:
-        known = meaning or name
+    def _note_loss(self, given: Mapping[str, Any], name: str) -> None:
+        name = meant(name, given)
+        known = LOSSES[name] or name
         if not usual(given):
             known = f"{name} {UNUSUAL}"
         changed = known not in self.losses
@@ -232,6 +236,15 @@ def _follow(x: Any, target: Any) -> bool:
     if target.is_floating_point() or target.numel() != x.numel():
         return False
     return bool((target.reshape(x.shape)[:, :-1] == x[:, 1:]).all())
+
+
+def meant(name: str, given: Mapping[str, Any]) -> str:
+    """Return the name of a loss, which has another one if its inputs are log-probabilities."""
+    x = given.get("input")
+    if name != "nll_loss" or x is None or x.dim() != 2 or is_distributed(x):
+        return name
+    sums = x.detach().float().logsumexp(1)
+    return "cross_entropy" if bool((sums.abs() < NORMALISED).all()) else name
 
 
 def usual(given: Mapping[str, Any]) -> bool:

@@ -96,6 +96,10 @@ def describe(args: _DescribeOptions) -> int:
         say(f"  {line}", args)
     if found.advice:
         say(found.advice, args)
+    if args.output is not None:
+        trace = folder.with_suffix(".pt")
+        then = "" if found.description is not None else "fill it in, then "
+        say(f"next: {then}leakaudit tap merge {folder} --describe {args.output} -o {trace}", args)
     return 0
 
 

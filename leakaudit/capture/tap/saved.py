@@ -79,6 +79,8 @@ def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
             "gradients of records with other values than the usual ones cannot be computed again"
         )
     loss, assumed = _loss(facts)
+    if facts.outputs == 1 and facts.losses == ["cross_entropy"]:
+        said.append("cross_entropy of a single output is 0 for every input: its gradient is zero")
     shape = list(facts.shape)
     if facts.each and facts.labels:
         said.append(

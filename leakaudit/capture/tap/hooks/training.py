@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.exporting import is_distributed, unwrapped
+from leakaudit.capture.tap.log.exporting import is_distributed, own_class, unwrapped
 from leakaudit.capture.tap.log.finder import LOSSES, meant, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
@@ -33,6 +33,7 @@ ASIDE = (
     "differentiable",
     "initial_lr",
 )
+PARTS = "parts"  # the note that every process holds a part of the model
 MOST = 10_000  # lines and entries that wait for the next message: a choice that bounds the memory
 START = "start"  # the word for a model from which steps begin
 ADDED = ("allreduce", "reduce_scatter")  # operations in which all ranks add up
@@ -48,6 +49,7 @@ class _Root:
     number: int
     size: int  # numbers in its trained parameters
     whole: int  # and in all of them
+    parts: bool  # whether every process holds a part of the model for good, which FSDP2 does not
     known: set[int] = field(default_factory=set)  # fingerprints of the batches so far
 
 
@@ -309,7 +311,8 @@ class Training:
             parameters = list(unwrapped(own).parameters())
             trained = sum(p.numel() for p in parameters if p.requires_grad)
             whole = sum(p.numel() for p in parameters)
-            found = _Root(len(self._roots), trained, whole)
+            sharded = any(map(is_distributed, parameters)) and own_class(type(own)) is type(own)
+            found = _Root(len(self._roots), trained, whole, sharded)
             self._roots[own] = found
         return found
 
@@ -487,6 +490,7 @@ def _described(calls: Iterable[_RootCall]) -> Notes:
         "record": last.shape if all(call.shape == last.shape for call in held) else [-1],
         "outputs": last.outputs,
         "distinct": len(last.root.known),
+        **({PARTS: True} if last.root.parts else {}),
     }
 
 

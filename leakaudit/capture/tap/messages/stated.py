@@ -11,7 +11,7 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from leakaudit.capture.fitting.replay import Constant, GroupConstants, OptimiserStep
-from leakaudit.capture.tap.hooks.training import OPTIMISER, TRAINED
+from leakaudit.capture.tap.hooks.training import OPTIMISER, PARTS, TRAINED
 from leakaudit.capture.tap.log.layers import REST
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.streams import LoggedMessage
@@ -123,6 +123,12 @@ def intervals(stream: Sequence[LoggedMessage]) -> list[Interval]:
 def states_training(logs: Sequence[RankLog]) -> bool:
     """Return whether a log states what its program did between messages."""
     return any(event.op == TRAINED for log in logs for event in log.events)
+
+
+def holds_parts(logs: Sequence[RankLog]) -> bool:
+    """Return whether a log states that each process computes with a part of the model."""
+    events = (event for log in logs for event in log.events)
+    return any(event.op == TRAINED and PARTS in event.notes for event in events)
 
 
 def _interval(events: Sequence[Event], reading: _Reading, log: RankLog) -> Interval:

@@ -356,6 +356,26 @@ def test_the_negative_logarithm_of_probabilities_is_cross_entropy(
     assert facts(tmp_path)["losses"] == ["cross_entropy" if normal else "nll_loss"]
 
 
+def test_the_network_in_a_module_whose_forward_is_replaced_is_exported(tmp_path: Path) -> None:
+    """Lightning computes a loss from a batch in place of the forward of its module."""
+    whole = nn.Module()
+    whole.add_module("net", small())
+
+    def step(batch: list[Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(whole.net(batch[0]), batch[1])
+
+    whole.forward = step  # type: ignore[method-assign]
+    finder = Finder(str(tmp_path))
+    kind = ModuleType("kind")
+    kind.Module = type("Module", (), {"__call__": nn.Module.__call__})  # type: ignore[attr-defined]
+    finder.watch(kind)
+    finder.save_called(whole, ([torch.zeros(4, 6), torch.zeros(4)],), {})
+    assert not finder.done
+    kind.Module.__call__(whole.net, torch.zeros(4, 6))
+    assert facts(tmp_path)["name"] == "torch.nn.modules.container:Sequential"
+    assert facts(tmp_path)["shape"] == [6]
+
+
 def test_hooks_of_a_framework_are_not_exported(tmp_path: Path) -> None:
     """Those of Opacus keep inputs for gradients of single records; other hooks may do anything."""
 

@@ -74,17 +74,24 @@ def is_distributed(tensor: Any) -> bool:
     return hasattr(tensor, "placements")
 
 
+def is_replaced(module: Any) -> bool:
+    """Return whether a module has another forward than its class, as that of Lightning has."""
+    own = module.__dict__.get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+
+
 def exported(module: Any, call: ModuleInputs, path: Path) -> dict[str, Any]:
     """Export a copy of a model, write the program, and return facts about its inputs."""
     import torch
 
     name, others = _names(call)
     shape, dtype, _ = call.tensors[name]
-    if "forward" in module.__dict__:
+    if is_replaced(module):
         raise NotExported("its forward was replaced on the object")
     x = torch.zeros((min(max(shape[0], 2), MOST), *shape[1:]), dtype=dtype)
     with _undisturbed():
         twin = _twin(module)
+        twin.__dict__.pop("forward", None)
         kind = type(twin)
         given = _Inputs(name, call.plain)
         depends = _fill(twin, given, call, others, x) if others else []

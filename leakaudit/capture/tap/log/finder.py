@@ -27,6 +27,7 @@ from leakaudit.capture.tap.log.exporting import (
     NotExported,
     exported,
     is_distributed,
+    is_replaced,
     own_class,
     unwrapped,
 )
@@ -86,6 +87,8 @@ class Finder:
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
         self._input: Callable[[], Any] = _nothing  # that of the call with which it was saved
+        # the module that travels, until the one in it is called that computes outputs from inputs
+        self._whole: Any = None
         self._here = threading.local()
 
     @property
@@ -103,6 +106,8 @@ class Finder:
         @wraps(real)
         def calling(own: Any, *args: Any, **named: Any) -> Any:
             outermost = not getattr(self._here, "inside", False)
+            if self._whole is not None and torch.is_grad_enabled():
+                self._save_inner(own, args, named)
             if self.done or not outermost:
                 return real(own, *args, **named)
             if own not in self.calls and torch.is_grad_enabled():
@@ -181,12 +186,22 @@ class Finder:
         if self.done or not torch.is_grad_enabled():
             return
         inner = unwrapped(module)
+        if is_replaced(inner):
+            self._whole = inner
+            return
         try:
             call = inputs_of(inner, args, named)
         except Exception as error:  # a forward of any kind
             self.save(inner, None, f"its arguments are not understood: {error}")
             return
         self.save(inner, call)
+
+    def _save_inner(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Save a module with all trained parameters of the one that travels."""
+        if self.done or is_replaced(module) or _trained(module) != _trained(self._whole):
+            return
+        with suppress(Exception):  # a forward of any kind
+            self.save(module, inputs_of(module, args, named))
 
     def save_noted(self, module: Any) -> None:
         """Save a model that is being called, and of which is known that it travels."""
@@ -254,6 +269,10 @@ def usual(given: Mapping[str, Any]) -> bool:
 
 def _is_usual(given: Any, value: Any) -> bool:
     return given is None or (not hasattr(given, "shape") and given == value)
+
+
+def _trained(module: Any) -> list[int]:
+    return [id(p) for p in module.parameters() if p.requires_grad]
 
 
 def sizes(module: Any) -> set[int]:

@@ -248,7 +248,8 @@ class Training:
                 "after": self._taken[number],
                 "place": place,
                 "groups": len(constants),
-                "size": sum(p.numel() for p in group["params"]),
+                # A program may pass frozen parameters as well, which no step changes.
+                "size": sum(p.numel() for p in group["params"] if p.requires_grad),
                 "constants": list(held),
                 "values": list(held.values()),
             }
@@ -384,7 +385,7 @@ class Training:
     def _note_clip(self, word: str, given: dict[str, Any]) -> None:
         held = given["parameters"]
         parameters = [held] if hasattr(held, "numel") else held
-        size = sum(p.numel() for p in parameters)
+        size = sum(p.numel() for p in parameters if p.requires_grad)
         bound = given["max_norm"] if "max_norm" in given else given["clip_value"]
         self._since.facts |= {word: float(bound), "clipped": size}
         if self._scaled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from types import ModuleType
@@ -23,16 +23,8 @@ from leakaudit.capture.tap.log.finder import LOSSES, meant, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
 TRAINED = "trained"  # the word for what happened since the last message
-# Entries of a group of parameters that do not change what a step computes, apart from rounding.
-ASIDE = (
-    "params",
-    "param_names",
-    "foreach",
-    "fused",
-    "capturable",
-    "differentiable",
-    "initial_lr",
-)
+# Constants that do not change what a step computes, apart from rounding.
+ASIDE = ("foreach", "fused", "capturable", "differentiable")
 PARTS = "parts"  # the note that every process holds a part of the model
 MOST = 10_000  # lines and entries that wait for the next message: a choice that bounds the memory
 START = "start"  # the word for a model from which steps begin
@@ -221,7 +213,9 @@ class Training:
         number = self._numbers.setdefault(optimiser, self._count)
         if number == self._count:
             self._count += 1
-        constants = [_constants(group) for group in optimiser.param_groups]
+        # Schedules keep values of their own in the groups, too.
+        names = optimiser.defaults.keys() - set(ASIDE)
+        constants = [_constants(group, names) for group in optimiser.param_groups]
         if self._constants.get(number) != constants and len(self._lines) < MOST:
             self._constants[number] = constants
             self._lines += self._groups(optimiser, number, constants)
@@ -465,11 +459,11 @@ def _compiling() -> bool:
     return bool(torch.compiler.is_compiling())
 
 
-def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
+def _constants(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the constants of a group of parameters, with numbers in place of pairs and tensors."""
     found: dict[str, Any] = {}
     for name, value in group.items():
-        if name in ASIDE:
+        if name not in names:
             continue
         if isinstance(value, tuple):
             found |= {f"{name}{k}": float(one) for k, one in enumerate(value)}

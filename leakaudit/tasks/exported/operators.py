@@ -42,7 +42,7 @@ ELEMENTWISE = (
 )
 REDUCTIONS = (
     "sum mean var std var_mean std_mean amax amin max min prod argmax argmin norm "
-    "linalg_vector_norm logsumexp cumsum cumprod any all topk sort"
+    "linalg_vector_norm logsumexp cumsum cumprod diff any all topk sort"
 )
 SHAPES = (
     "view reshape _unsafe_view view_as flatten unflatten permute transpose t numpy_T movedim "

@@ -374,6 +374,10 @@ def test_the_network_in_a_module_whose_forward_is_replaced_is_exported(tmp_path:
     kind.Module.__call__(whole.net, torch.zeros(4, 6))
     assert facts(tmp_path)["name"] == "torch.nn.modules.container:Sequential"
     assert facts(tmp_path)["shape"] == [6]
+    other = Finder(str(tmp_path / "other"))
+    for _ in range(2):  # the step calls no such module
+        other.save_called(whole, ([torch.zeros(4, 6), torch.zeros(4)],), {})
+    assert facts(tmp_path / "other")["why"] == "its forward was replaced on the object"
 
 
 def test_hooks_of_a_framework_are_not_exported(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 LABELS = "labels"  # with this argument, models of transformers return a loss as well
 LOGITS = "logits"
 MOST = 8  # inputs of the copy, at least 2, because 1 would be taken for a fixed number: a choice
+REPLACED = "its forward was replaced on the object"
 SHARDED = "its parameters are sharded, each process holds a part of them"
 # Packages whose hooks gather parameters or keep gradients, and leave outputs as they are.
 FRAMEWORKS = ("torch.distributed.", "opacus.")
@@ -87,7 +88,7 @@ def exported(module: Any, call: ModuleInputs, path: Path) -> dict[str, Any]:
     name, others = _names(call)
     shape, dtype, _ = call.tensors[name]
     if is_replaced(module):
-        raise NotExported("its forward was replaced on the object")
+        raise NotExported(REPLACED)
     x = torch.zeros((min(max(shape[0], 2), MOST), *shape[1:]), dtype=dtype)
     with _undisturbed():
         twin = _twin(module)

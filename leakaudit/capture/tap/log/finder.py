@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, ref
 from leakaudit._util.files import private_folder
 from leakaudit.capture.tap.log.exporting import (
     LABELS,
+    REPLACED,
     ModuleInputs,
     NotExported,
     exported,
@@ -187,6 +188,8 @@ class Finder:
             return
         inner = unwrapped(module)
         if is_replaced(inner):
+            if self._whole is not None:  # no module in it was called in this way
+                self.save(inner, None, REPLACED)
             self._whole = inner
             return
         try:

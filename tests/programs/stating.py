@@ -26,6 +26,8 @@ net = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4)
 if WAY == "sharded":
     for part in (net[1], net[3], net):
         fully_shard(part)
+if WAY == "frozen":  # the optimiser gets all parameters
+    net[1].bias.requires_grad_(False)
 model: Callable[[Tensor], Tensor] = net
 if WAY not in ("local", "flat", "by hand", "sharded"):
     model = averaging = DistributedDataParallel(net)

@@ -36,7 +36,7 @@ def described(folder: Path, text: str) -> None:
     (folder / "mine.toml").write_text(whole)
 
 
-@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled", "by hand"])
+@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled", "by hand", "frozen"])
 def test_optimiser_and_batch_are_stated_and_the_optimiser_agrees(tmp_path: Path, way: str) -> None:
     text, params = states(tmp_path, way)
     assert params == {**SGD, "batch": 8}

@@ -212,7 +212,7 @@ def _with_optimiser(
     of_rank = held.get(rank)
     if not of_rank:
         return found
-    size = seen.sizes[-1]
+    size = _stepped(of_rank, seen.sizes[-1])
     # Gradients of a scaled loss travel before they are clipped.
     moves = [_move(one, size, before) for before, one in pairwise([NO_INTERVAL, *of_rank])]
     every = [step for move in moves for step in move.steps]
@@ -311,6 +311,14 @@ def _step_records(before: Sequence[Interval], size: int) -> StatedRecords:
         return StatedRecords(text=f"{min(counts)} to {max(counts)} records per step")
     batch = counts.pop()
     return StatedRecords(batch, text=f"{batch} per step, by the first dimension of its input")
+
+
+def _stepped(found: Sequence[Interval], size: int) -> int:
+    """Return how many numbers of a model steps may move: those of its trained parameters."""
+    for one in found:
+        if one.last.root_sizes[1:] == [size]:
+            return one.last.root_sizes[0]
+    return size
 
 
 def _move(one: Interval, size: int, before: Interval = NO_INTERVAL) -> StatedMove:

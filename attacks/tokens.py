@@ -105,7 +105,7 @@ class Tokens(Attack):
         if leak.batch == 1 and len(task.spec.shape) == 1 and places is not None:
             order = _order(moved[found], places, length)
         step("tokens", 1, 1)
-        note = _listed(found)
+        note = f"{_listed(found)}{_when(leak)}"
         if order is None:
             note += "; their order does not follow from this gradient"
             return _unordered(leak, task, found, note)
@@ -131,6 +131,15 @@ def _listed(found: Tensor) -> str:
     listed = ", ".join(map(str, found[:LISTED].tolist()))
     more = ", ..." if len(found) > LISTED else ""
     return f"{len(found)} different tokens: {listed}{more}"
+
+
+def _when(leak: GradientLeak) -> str:
+    """Return of which round the tokens are, if the leak has gradients of several."""
+    rows = label_signs.plain_rows(leak)
+    if len(rows) == 1 or (leak.steady and leak.records is not None):
+        return ""
+    place = int(leak.combination[rows[0]].nonzero()[0])
+    return f", in round {int(leak.rounds[place])}"
 
 
 def _unreadable(leak: GradientLeak, task: Task) -> str | None:

@@ -130,7 +130,7 @@ def _finish(
 ) -> int:
     from leakaudit.capture.tap import launch
 
-    if not any(folder.iterdir()):
+    if not launch.recorded(folder):
         launch.clear(folder)
         if code:
             say(
@@ -164,31 +164,16 @@ def _model(args: _Options, folder: Path) -> tuple[Task | None, str]:
     """
     if args.model_from is None:
         return None, ""
-    from leakaudit.capture.tap import saved
-
-    task, assumed, said = saved.take(folder, args.written.output)
-    for line in said:
-        say(f"leakaudit tap: {line}", args)
-    return task, assumed
+    return tapped.saved_model(args, folder, args.written.output)
 
 
 def _guessed(
     args: _Options, folder: Path, task: Task | None, assumed: str
 ) -> MessageDescription | None:
     """Infer the description and write it beside the trace; None if incomplete."""
-    from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import states
 
-    logs = read_logs(folder)
-    known = logs if task is None else states.only_trained(logs, task.layout.names)
-    try:
-        found = guess(known, task, assumed=assumed)
-    except LeakauditError as error:
-        if task is None:
-            raise
-        say(f"leakaudit tap: the program's model does not fit the messages: {error}", args)
-        found = guess(logs)
+    found = tapped.infer(args, read_logs(folder), task, assumed)
     if found.description is None:
         say(f"{folder}: {found.said}; next: leakaudit tap describe {folder} -o tap.toml", args)
         if found.advice:

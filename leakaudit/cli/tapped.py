@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,13 +14,19 @@ from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.guessing.guess import Guess
+    from leakaudit.capture.tap.log.reading import RankLog
     from leakaudit.capture.tap.merge import Truth
     from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.core.trace import Trace
+    from leakaudit.tasks.task import Task
 
 
 # Said of an inferred description if another one exists beside the trace.
 DIFFERS = "{} exists and differs, so it was kept; inferred: {}"
+
+
+class _Quiet(Protocol):
+    quiet: bool
 
 
 class TraceOptions(Options):
@@ -66,17 +73,19 @@ def describe(args: _DescribeOptions) -> int:
 
     settings(args)
     from leakaudit._util.files import replacing
-    from leakaudit.capture.tap.guessing.guess import guess
+    from leakaudit.capture.tap.log import finder
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import states
     from leakaudit.tasks.task import Task
 
     spec = args.described.spec(pairs(args.set))
     task = None if spec is None else Task.build(spec, trusted=True)
-    logs = read_logs(_folder(args.log))
-    if task is not None:
-        logs = states.only_trained(logs, task.layout.names)
-    found = guess(logs, task)
+    assumed = ""
+    folder = _folder(args.log)
+    logs = read_logs(folder)
+    if spec is None and (folder / finder.FACTS).is_file():
+        beside = folder if args.output is None else args.output
+        task, assumed = saved_model(args, folder, beside.with_name(f"{folder.stem}.pt"))
+    found = infer(args, logs, task, assumed, given=spec is not None)
     if args.output is None:
         show(found.toml)
     else:
@@ -87,7 +96,45 @@ def describe(args: _DescribeOptions) -> int:
         say(f"  {line}", args)
     if found.advice:
         say(found.advice, args)
+    if args.output is not None:
+        trace = folder.with_suffix(".pt")
+        then = "" if found.description is not None else "fill it in, then "
+        say(f"next: {then}leakaudit tap merge {folder} --describe {args.output} -o {trace}", args)
     return 0
+
+
+def saved_model(args: _Quiet, folder: Path, trace: Path) -> tuple[Task | None, str]:
+    """Copy the program's model from a log beside a trace.
+
+    Returns its task, if it can be used, and why its loss is not known, or empty.
+    """
+    from leakaudit.capture.tap import saved
+
+    task, assumed, said = saved.take(folder, trace)
+    for line in said:
+        say(f"leakaudit tap: {line}", args)
+    return task, assumed
+
+
+def infer(
+    args: _Quiet,
+    logs: Sequence[RankLog],
+    task: Task | None,
+    assumed: str = "",
+    given: bool = False,
+) -> Guess:
+    """Infer what messages contain; given: whether the user named the model, which must fit."""
+    from leakaudit.capture.tap.guessing.guess import guess
+    from leakaudit.capture.tap.messages import states
+
+    known = logs if task is None else states.only_trained(logs, task.layout.names)
+    try:
+        return guess(known, task, assumed=assumed)
+    except LeakauditError as error:
+        if task is None or given:
+            raise
+        say(f"leakaudit tap: the program's model does not fit the messages: {error}", args)
+        return guess(logs)
 
 
 class _MergeOptions(SharedOptions):

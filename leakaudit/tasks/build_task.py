@@ -227,9 +227,18 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
         if first is None and as_wide and torch.equal(given.flatten(), x.flatten()):
             first = found
         # With several outputs per record, the layer's rows are no longer one class of each record.
-        if torch.equal(output, out) and not spec.is_text:
+        if _before_loss(output, out, spec.loss) and not spec.is_text:
             last = found
     return first, last
+
+
+def _before_loss(output: Tensor, out: Tensor, loss: str) -> bool:
+    """Return whether a layer's output is the model's, up to what a loss does itself."""
+    if torch.equal(output, out):
+        return True
+    # Cross-entropy of log-probabilities is that of the logits behind them.
+    fits = loss == "cross_entropy" and output.shape == out.shape
+    return fits and torch.equal(output.log_softmax(-1), out)
 
 
 def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:

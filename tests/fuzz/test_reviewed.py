@@ -219,6 +219,12 @@ def test_only_the_begin_of_a_long_text_is_decoded() -> None:
     assert passages.text_of(np.full(10**7, 256)).startswith("256 256")
 
 
+def test_tokens_are_text_only_if_the_vocabulary_is_bytes() -> None:
+    tokens = np.array([72, 105])
+    assert passages.text_of(tokens, 256) == "Hi"
+    assert passages.text_of(tokens, 300) == passages.text_of(tokens, 85) == "72 105"
+
+
 # ---------------------------------------------------------------------------------------------
 # Numbers
 # ---------------------------------------------------------------------------------------------

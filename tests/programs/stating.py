@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 WAY = sys.argv[1]
@@ -22,10 +23,14 @@ BATCH = 8
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4))
-averaging = DistributedDataParallel(net)
-model: Callable[[Tensor], Tensor] = averaging
-if WAY in ("local", "flat", "by hand"):
-    model = net
+if WAY == "sharded":
+    for part in (net[1], net[3], net):
+        fully_shard(part)
+if WAY == "frozen":  # the optimiser gets all parameters
+    net[1].bias.requires_grad_(False)
+model: Callable[[Tensor], Tensor] = net
+if WAY not in ("local", "flat", "by hand", "sharded"):
+    model = averaging = DistributedDataParallel(net)
 if WAY == "compiled":
     model = torch.compile(averaging, backend="eager")
 random = torch.Generator().manual_seed(1 + dist.get_rank())
@@ -40,7 +45,9 @@ if WAY == "betas":
 if WAY in ("local", "flat"):
     optimiser = torch.optim.Adam(weights, 1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 20)
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=WAY == "scaled")
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=WAY in ("scaled", "clipped scaled"))
+if WAY == "overflow":
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-117)
 
 
 def batch(count: int) -> tuple[Tensor, Tensor]:
@@ -87,9 +94,11 @@ for step in range(STEPS):
             model(batch(50)[0])
     optimiser.zero_grad()
     for loss in losses(3 if (WAY, step) == ("last", STEPS - 1) else BATCH):
-        scaler.scale(loss).backward()
-    if WAY == "clipped":
-        nn.utils.clip_grad_norm_(net.parameters(), 0.3)
+        factor = 4 if (WAY, step) == ("overflow", 0) else 1
+        scaler.scale(factor * loss).backward()
+    if WAY in ("clipped", "sharded", "clipped scaled"):
+        factor = 1024 if WAY == "clipped scaled" else 1
+        nn.utils.clip_grad_norm_(net.parameters(), 0.3 * factor)
     if WAY == "by hand":
         for p in weights:
             if p.grad is not None:

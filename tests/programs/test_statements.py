@@ -36,7 +36,7 @@ def described(folder: Path, text: str) -> None:
     (folder / "mine.toml").write_text(whole)
 
 
-@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled", "by hand"])
+@pytest.mark.parametrize("way", ["plain", "evaluated", "raises", "compiled", "by hand", "frozen"])
 def test_optimiser_and_batch_are_stated_and_the_optimiser_agrees(tmp_path: Path, way: str) -> None:
     text, params = states(tmp_path, way)
     assert params == {**SGD, "batch": 8}
@@ -52,6 +52,7 @@ def test_optimiser_and_batch_are_stated_and_the_optimiser_agrees(tmp_path: Path,
         ("betas", "no protocol has AdamW with betas0 0.8, betas1 0.9"),
         ("scheduled", "the step size changes"),
         ("clipped", "the mean gradient is clipped"),
+        ("sharded", "the mean gradient is clipped"),  # norms travel between gradient and step
     ],
 )
 def test_an_optimiser_that_no_protocol_has_is_stated_and_agrees(
@@ -75,6 +76,27 @@ def test_the_scale_of_a_loss_is_divided_out(tmp_path: Path) -> None:
     assert params == {**SGD, "batch": 8}
     assert AGREES in text
     assert tomllib.loads(text)["messages"] == {"scale": 1 / 1024}
+
+
+def test_gradients_of_a_scaled_loss_may_be_clipped_before_they_are_divided(tmp_path: Path) -> None:
+    text, params = states(tmp_path, "clipped scaled")
+    assert params == {"server": "unknown", "batch": 8}
+    assert f"clipped to norm 0.3: {AGREES}" in text
+    assert tomllib.loads(text)["messages"] == {"scale": 1 / 1024}
+
+
+def test_a_step_that_the_scaler_skips_is_no_round(tmp_path: Path) -> None:
+    text, params = states(tmp_path, "overflow")
+    assert params == {**SGD, "batch": 8}
+    assert AGREES in text
+    assert tomllib.loads(text)["messages"] == {"scale": 1 / 1024}
+    described(tmp_path, text)
+    words = ("tap", "merge", "trace.tap", "-o", "mine.pt", "--describe", "mine.toml")
+    assert (
+        "1 step of the program had gradients that overflowed" in leakaudit(tmp_path, *words).stderr
+    )
+    trace = la.load(tmp_path / "mine.pt")
+    assert trace.rounds == 3
 
 
 @pytest.mark.parametrize(

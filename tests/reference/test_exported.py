@@ -76,6 +76,25 @@ class Attention(nn.Module):
         return out
 
 
+class Fused(nn.Module):
+    """Attention whose fused kernel writes its result in another order than the reference formula.
+
+    `contiguous` then does nothing, and the program has a view only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x)
+        heads = words.unflatten(2, (2, 8)).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).contiguous().view(words.shape).mean(1))
+        return out
+
+
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3))
 
@@ -99,7 +118,7 @@ def task_of(path: Path, shape: tuple[int, ...], **args: Any) -> Task:
 
 def inputs(kind: str) -> Tensor:
     source = Generator().manual_seed(1)
-    if kind == "attention":
+    if kind in TOKENS:
         return torch.randint(20, (4, 5), generator=source)
     return torch.rand(4, 1, 3, 4, generator=source)
 
@@ -109,7 +128,9 @@ MAKE: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "residual": Residual,
     "attention": Attention,
+    "fused": Fused,
 }
+TOKENS = ("attention", "fused")
 
 
 @pytest.mark.parametrize(("kind", "dynamic"), [*((kind, True) for kind in MAKE), ("normed", False)])
@@ -124,12 +145,12 @@ def test_gradients_are_those_of_the_eager_model(kind: str, dynamic: bool, tmp_pa
     theta = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
 
     net = net.double()
-    points = x if kind == "attention" else x.double().requires_grad_()
+    points = x if kind in TOKENS else x.double().requires_grad_()
     loss = nn.functional.cross_entropy(net(points), y)
     own = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
     expected = torch.cat([g.flatten() for g in own])
     leaf = theta.clone().requires_grad_()
-    given = points if kind == "attention" else points.detach().clone().requires_grad_()
+    given = points if kind in TOKENS else points.detach().clone().requires_grad_()
     found = task.gradient(leaf, given, y, create_graph=True)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Generator, Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 import leakaudit as la
 from leakaudit.capture.tap import saved
@@ -231,7 +233,7 @@ def hooked() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "inputs", "why"),
     [
-        (Several, 2, "takes several inputs: x, weights"),
+        (Several, 2, "its outputs depend on several inputs: x, weights"),
         (Branches, 1, ""),
         (hooked, 1, "has forward hooks"),
     ],
@@ -270,9 +272,126 @@ def test_the_arguments_of_transformers(tmp_path: Path) -> None:
     assert facts(tmp_path / "a")["left_out"] == ["mask"]
     spec = TaskSpec("model.pt2", shape=(6,), classes=3, beside=str(tmp_path / "a"))
     assert Task.build(spec).layout.names == ("fc.weight", "fc.bias")
+    assert facts(tmp_path / "a")["varied"] == []
     named["mask"] = torch.tensor([[1.0, 1, 1, 1, 0, 0]] * 2)
     Finder(str(tmp_path / "b")).save_called(Model(), (x,), named)
-    assert "several inputs" in facts(tmp_path / "b")["why"]
+    assert facts(tmp_path / "b")["varied"] == ["mask"]
+    (tmp_path / "out").mkdir()
+    _, _, said = saved.take(tmp_path / "b", tmp_path / "out" / "t.pt")
+    assert "exported without mask, which the model uses" in said[-1]
+
+
+class Language(nn.Module):
+    """Returns all logits beside the loss of the targets, and only the last ones without them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        hidden = self.tokens(x)
+        if targets is None:
+            return self.head(hidden[:, -1:]), None
+        logits = self.head(hidden)
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_outputs_beside_a_loss_are_those_of_the_exported_model(tmp_path: Path, shift: int) -> None:
+    """The loss is that of the next tokens only if the targets are these."""
+    net = Language()
+    text = torch.randint(11, (4, 9), generator=Generator().manual_seed(3))
+    x, y = text[:, : 9 - shift], text[:, shift:]
+    functions = ModuleType("functions")
+    for name in LOSSES:
+        setattr(functions, name, getattr(nn.functional, name))
+    (tmp_path / "t.tap").mkdir()
+    finder = Finder(str(tmp_path / "t.tap"))
+    finder.watch_losses(functions)
+    finder.save_called(net, (x, y), {})
+    logits, _ = net(x, y)
+    functions.cross_entropy(logits.flatten(0, 1), y.flatten()).backward()
+    task, assumed, said = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
+    assert task is not None, said
+    assert (task.spec.loss, task.spec.shape, task.spec.classes) == ("next_token", (9 - shift,), 11)
+    assert bool(assumed) == (shift == 2)
+    theta = nn.utils.parameters_to_vector(net.parameters()).detach()
+    torch.testing.assert_close(task.logits(theta, x), logits.detach())
+
+
+def test_a_sharded_model_is_exported_without_what_fsdp2_attached(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        theta = nn.utils.parameters_to_vector(net.parameters()).detach()
+        x = torch.rand(4, 6)
+        wanted = net(x).detach()
+        for module in (net[0], net):
+            fully_shard(module)
+        (tmp_path / "t.tap").mkdir()
+        Finder(str(tmp_path / "t.tap")).save_called(net, (x,), {})
+    finally:
+        dist.destroy_process_group()
+    assert facts(tmp_path / "t.tap")["name"] == "torch.nn.modules.container:Sequential"
+    task, _, said = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
+    assert task is not None, said
+    torch.testing.assert_close(task.logits(theta, x), wanted)
+    assert not (tmp_path / "t.model.pt").exists()  # a process holds a part of the state
+
+
+@pytest.mark.parametrize("normal", [True, False])
+def test_the_negative_logarithm_of_probabilities_is_cross_entropy(
+    tmp_path: Path, normal: bool
+) -> None:
+    functions = ModuleType("functions")
+    for name in LOSSES:
+        setattr(functions, name, getattr(nn.functional, name))
+    finder = Finder(str(tmp_path))
+    finder.watch_losses(functions)
+    net = nn.Sequential(nn.Linear(6, 3), nn.LogSoftmax(1) if normal else nn.Identity())
+    finder.save_called(net, (torch.zeros(4, 6),), {})
+    out = net(torch.rand(4, 6, generator=Generator().manual_seed(1)))
+    functions.nll_loss(out, torch.zeros(4, dtype=torch.long)).backward()
+    assert facts(tmp_path)["losses"] == ["cross_entropy" if normal else "nll_loss"]
+
+
+def test_the_network_in_a_module_whose_forward_is_replaced_is_exported(tmp_path: Path) -> None:
+    """Lightning computes a loss from a batch in place of the forward of its module."""
+    whole = nn.Module()
+    whole.add_module("net", small())
+
+    def step(batch: list[Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(whole.net(batch[0]), batch[1])
+
+    whole.forward = step  # type: ignore[method-assign]
+    finder = Finder(str(tmp_path))
+    kind = ModuleType("kind")
+    kind.Module = type("Module", (), {"__call__": nn.Module.__call__})  # type: ignore[attr-defined]
+    finder.watch(kind)
+    finder.save_called(whole, ([torch.zeros(4, 6), torch.zeros(4)],), {})
+    assert not finder.done
+    kind.Module.__call__(whole.net, torch.zeros(4, 6))
+    assert facts(tmp_path)["name"] == "torch.nn.modules.container:Sequential"
+    assert facts(tmp_path)["shape"] == [6]
+    other = Finder(str(tmp_path / "other"))
+    for _ in range(2):  # the step calls no such module
+        other.save_called(whole, ([torch.zeros(4, 6), torch.zeros(4)],), {})
+    assert facts(tmp_path / "other")["why"] == "its forward was replaced on the object"
+
+
+def test_hooks_of_a_framework_are_not_exported(tmp_path: Path) -> None:
+    """Those of Opacus keep inputs for gradients of single records; other hooks may do anything."""
+
+    def keep(*_: object) -> None:
+        raise AssertionError("the hook was called")
+
+    keep.__module__ = "opacus.grad_sample.grad_sample_module"
+    net = small()
+    net.register_forward_hook(keep)
+    Finder(str(tmp_path)).save_called(net, (torch.zeros(4, 6),), {})
+    assert "why" not in facts(tmp_path)
+    assert len(net._forward_hooks) == 1
 
 
 def test_facts_of_another_form_are_rejected(tmp_path: Path) -> None:

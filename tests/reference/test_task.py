@@ -18,7 +18,7 @@ from torch.func import vmap
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
-from leakaudit.tasks import clipping
+from leakaudit.tasks import build_task, clipping
 from leakaudit.tasks.task import LOOP_ABOVE, Problem, Task
 
 F64 = torch.float64
@@ -563,6 +563,18 @@ def test_a_users_own_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     want = torch.stack([plain(task, *node)[1] for node in zip(thetas, x, y, strict=True)])
     torch.testing.assert_close(task.gradients(thetas, x, y), want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("loss", "last"), [("cross_entropy", ("1.weight", "1.bias")), ("squared", None)]
+)
+def test_the_layer_before_log_probabilities_is_the_last_one(
+    loss: str, last: tuple[str, str] | None
+) -> None:
+    """Cross-entropy of log-probabilities is that of the logits behind them."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.LogSoftmax(-1))
+    spec = TaskSpec("mine", shape=IMAGE, classes=4, loss=loss)
+    assert build_task.linear_ends(net, spec)[1] == last
 
 
 def test_frozen_parameters_are_constants_and_dropout_is_off(

@@ -103,6 +103,11 @@ def clear(folder: Path) -> None:
         folder.rmdir()
 
 
+def recorded(folder: Path) -> bool:
+    """Return whether a process sent something, so that there is more than its model."""
+    return any(path.name not in finder.FILES for path in folder.iterdir())
+
+
 def _is_log(path: Path) -> bool:
     if path.name in finder.FILES:
         return True

@@ -38,10 +38,12 @@ class _ModelFacts(Struct, frozen=True):
     each: bool = False  # whether there is an output for every token
     # whether the program passed labels to the model, which then computes the loss
     labels: bool = False
+    following: bool = False  # whether the targets of its loss are the next tokens of its input
     # number of inputs for which the program was exported; None for any number
     batch: int | None = None
     # inputs without which the program was exported: they contained only ones
     left_out: list[str] = []
+    varied: list[str] = []  # those that contained other values
 
 
 def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
@@ -71,7 +73,14 @@ def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
             f"the program was exported without {', '.join(facts.left_out)}, which contained "
             "only ones in the first call"
         )
+    if facts.varied:
+        said.append(
+            f"the program was exported without {', '.join(facts.varied)}, which the model uses: "
+            "gradients of records with other values than the usual ones cannot be computed again"
+        )
     loss, assumed = _loss(facts)
+    if facts.outputs == 1 and facts.losses == ["cross_entropy"]:
+        said.append("cross_entropy of a single output is 0 for every input: its gradient is zero")
     shape = list(facts.shape)
     if facts.each and facts.labels:
         said.append(
@@ -105,7 +114,7 @@ def _about(facts: _ModelFacts) -> str:
 
 def _loss(facts: _ModelFacts) -> tuple[str, str]:
     if facts.each:
-        if facts.losses == ["cross_entropy"] and facts.labels:
+        if facts.losses == ["cross_entropy"] and (facts.labels or facts.following):
             return "next_token", ""
         return "next_token", "it has an output for every token; next_token is likely"
     likely = "binary" if facts.outputs == 1 else "cross_entropy"

@@ -30,23 +30,25 @@ def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     found: list[Passage] = []
     for finding in record.findings:
         if len(found) < MOST:
-            found += _passages(finding, folder, originals)
+            found += _passages(finding, folder, originals, record.trace.classes)
     if not found:
         return dict(results)
     return {**results, "passages": [asdict(one) for one in found[:MOST]]}
 
 
-def text_of(tokens: np.ndarray) -> str:
-    """Return the text of a sequence in one printable line."""
+def text_of(tokens: np.ndarray, vocabulary: int = BYTES) -> str:
+    """Return a sequence in one printable line: as text if its tokens are bytes, else as numbers."""
     first = tokens[: 4 * LONGEST].tolist()  # a character of UTF-8 has at most four bytes
-    if tokens.min() >= 0 and tokens.max() < BYTES:
+    if vocabulary == BYTES and tokens.min() >= 0 and tokens.max() < BYTES:
         text = bytes(first).decode("utf-8", "replace")
     else:
         text = " ".join(map(str, first))
     return clean(text)[:LONGEST]
 
 
-def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Passage]:
+def _passages(
+    finding: Finding, folder: Path, originals: str | None, vocabulary: int
+) -> list[Passage]:
     if finding.images is None:
         return []
     found = _array(folder / finding.images.file, finding.images.x)
@@ -71,17 +73,17 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
                 owner=named(finding.nodes),
                 record=record,
                 certificate=certificate,
-                found=_text(found, row),
-                original=_text(true, record),
+                found=_text(found, row, vocabulary),
+                original=_text(true, record, vocabulary),
             )
         )
     return passages
 
 
-def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
+def _text(sequences: np.ndarray | None, row: int | None, vocabulary: int = BYTES) -> str | None:
     if sequences is None or row is None or row >= len(sequences):
         return None
-    return text_of(sequences[row])
+    return text_of(sequences[row], vocabulary)
 
 
 def _array(path: Path, name: str) -> np.ndarray | None:

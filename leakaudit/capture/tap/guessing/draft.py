@@ -463,7 +463,7 @@ def _add_model(draft: _Draft, model: GuessedModel, stated: ProgramStatement | No
         values["std"] = list(spec.std)
     draft.values["model"] = values
     picture = fit.image(math.prod(spec.shape))
-    if not model.levels and len(spec.shape) == 1 < len(picture):
+    if not (model.levels or model.task.tokens) and len(spec.shape) == 1 < len(picture):
         text = f"not proved to be pixels; pictures would be {list(picture)}"
         draft.note("model.shape", text)
     if model.found is None:

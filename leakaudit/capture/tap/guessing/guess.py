@@ -21,6 +21,7 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import answers, description
 from leakaudit.capture.tap.messages.description import ASK, MessageDescription
 from leakaudit.capture.tap.messages.layouts import arrangements, places
+from leakaudit.capture.tap.messages.stated import holds_parts
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
@@ -29,6 +30,10 @@ SHOWN = 6  # names of parameters in one line
 # Messages of a channel to which equations can be fitted: two rounds, two that are held back, and
 # one before them.
 FEWEST = 5
+IN_PARTS = (
+    "each process computes with a part of the model (tensor parallelism): what they exchange are "
+    "outputs of layers and their gradients, which no protocol of leakaudit describes"
+)
 EQUATIONS = (
     'if no bundled protocol describes the program, enter protocol = "own:NAME" without [params]; '
     "then 'leakaudit trace equations' looks for its equations in the trace"
@@ -83,12 +88,14 @@ def guess(
         evidence=evidence,
         toml=draft.toml(evidence),
         description=None if gaps else description.of(values, trusted=True, beside=beside),
-        advice="" if changed else _advice(gaps, explained),
+        advice="" if changed else _advice(gaps, explained, logs),
     )
 
 
-def _advice(gaps: Sequence[str], explained: MessageExplanation) -> str:
+def _advice(gaps: Sequence[str], explained: MessageExplanation, logs: Sequence[RankLog]) -> str:
     open_ = [gap for gap in gaps if gap in ("payload", "protocol") or "params." in gap]
+    if "payload" in gaps and holds_parts(logs):
+        return IN_PARTS
     if not open_ or explained.stated is not None or explained.seen.missing:
         return ""
     streams = explained.seen.streams.values()

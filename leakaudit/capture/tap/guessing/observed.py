@@ -15,6 +15,7 @@ from leakaudit.capture.fitting.sketch import ModelSketch, RecordedPart
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.layouts import ParameterPlace
+from leakaudit.capture.tap.messages.skipped import without_skipped
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     FLOATS,
@@ -169,7 +170,7 @@ def collect(
         if kept:
             streams[wire] = kept
     streams, dropped = one_lane(streams)
-    streams, _ = one_kind(streams)
+    streams, _ = without_skipped(one_kind(streams)[0])
     size = max(place.stop for place in places)
     if not streams:
         raise NotUnderstood(

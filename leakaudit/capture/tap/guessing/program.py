@@ -54,6 +54,7 @@ USUAL: Mapping[str, Mapping[str, Constant]] = {
     },
 }
 SOME = 6  # rounds in which an average is examined: a choice that bounds the time
+NO_INTERVAL = Interval()
 SHOWN = 4  # step sizes in one line: a choice
 
 
@@ -211,15 +212,16 @@ def _with_optimiser(
     of_rank = held.get(rank)
     if not of_rank:
         return found
-    size = seen.sizes[-1]
-    moves = [_move(one, size) for one in of_rank]
+    size = _stepped(of_rank, seen.sizes[-1])
+    # Gradients of a scaled loss travel before they are clipped.
+    moves = [_move(one, size, before) for before, one in pairwise([NO_INTERVAL, *of_rank])]
     every = [step for move in moves for step in move.steps]
     if not every:
         return found
     constants, why = described(every, moves[1:])
     if constants:
         constants["server"] = constants.pop("optimiser")
-    named = replace(found, optimiser=_words(every, moves), constants=constants, why=why)
+    named = replace(found, optimiser=_words(every, moves[1:]), constants=constants, why=why)
     if seen.missing and any(move.clip_norm for move in moves):
         return named
     indices = [message.index for message in streams[rank]]
@@ -311,15 +313,24 @@ def _step_records(before: Sequence[Interval], size: int) -> StatedRecords:
     return StatedRecords(batch, text=f"{batch} per step, by the first dimension of its input")
 
 
-def _move(one: Interval, size: int) -> StatedMove:
+def _stepped(found: Sequence[Interval], size: int) -> int:
+    """Return how many numbers of a model steps may move: those of its trained parameters."""
+    for one in found:
+        if one.last.root_sizes[1:] == [size]:
+            return one.last.root_sizes[0]
+    return size
+
+
+def _move(one: Interval, size: int, before: Interval = NO_INTERVAL) -> StatedMove:
     """Return the steps of an interval that move the model whose gradients travel."""
     steps = tuple(step for step in one.steps if step.size == size)
     last = one.last
     whole = last.clipped == size
+    scale = before.last.loss_scale if last.clip_scaled else 1.0
     return StatedMove(
         steps,
-        clip_norm=last.clip_norm if whole and last.norm_type == 2 else 0.0,
-        clip_value=last.clip_value if whole else 0.0,
+        clip_norm=last.clip_norm / scale if whole and last.norm_type == 2 else 0.0,
+        clip_value=last.clip_value / scale if whole else 0.0,
     )
 
 

@@ -95,8 +95,7 @@ def _own(root: Any, number: int, capture: Capture) -> None:
     inner = root._modules[0]
     model = _Model(capture, inner.named_parameters(), ranks, "fsdp", capture.settings.layers, notes)
     if capture.model is not None:
-        why = "its parameters are sharded, each process holds a part of them"
-        capture.model.save(inner, None, why)
+        capture.model.save_noted(inner)
     for group in _groups(root):
         for part in (group, *group.fsdp_params):
             setattr(part, OWNER, model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from types import ModuleType
@@ -18,20 +18,14 @@ from weakref import WeakKeyDictionary, ref
 
 from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.finder import LOSSES, unwrapped, usual
+from leakaudit.capture.tap.log.exporting import is_distributed, own_class, unwrapped
+from leakaudit.capture.tap.log.finder import LOSSES, meant, usual
 
 OPTIMISER = "optimiser"  # the word in a log for the constants of one group of parameters
 TRAINED = "trained"  # the word for what happened since the last message
-# Entries of a group of parameters that do not change what a step computes, apart from rounding.
-ASIDE = (
-    "params",
-    "param_names",
-    "foreach",
-    "fused",
-    "capturable",
-    "differentiable",
-    "initial_lr",
-)
+# Constants that do not change what a step computes, apart from rounding.
+ASIDE = ("foreach", "fused", "capturable", "differentiable")
+PARTS = "parts"  # the note that every process holds a part of the model
 MOST = 10_000  # lines and entries that wait for the next message: a choice that bounds the memory
 START = "start"  # the word for a model from which steps begin
 ADDED = ("allreduce", "reduce_scatter")  # operations in which all ranks add up
@@ -47,6 +41,7 @@ class _Root:
     number: int
     size: int  # numbers in its trained parameters
     whole: int  # and in all of them
+    parts: bool  # whether every process holds a part of the model for good, which FSDP2 does not
     known: set[int] = field(default_factory=set)  # fingerprints of the batches so far
 
 
@@ -96,6 +91,7 @@ class Training:
         self._started = -1  # steps so far at the last model that was written
         self._starts = 0  # models that were written
         self._initial: Any = None  # the model before the first step, until it is needed or useless
+        self._scaled = False  # whether gradients are those of a scaled loss now
         self._averaged = False  # whether parameters were added up since the last step
         capture.training = self
 
@@ -144,7 +140,9 @@ class Training:
         root = self._last()
         if root is None or not tensor.is_floating_point():
             return
-        parameters = list(root.parameters())
+        parameters = _whole(root)
+        if not parameters:
+            return
         if self._addresses[0] != self._changes:
             held = {p.grad.data_ptr(): p for p in parameters if p.grad is not None}
             held |= {p.data_ptr(): p for p in parameters}
@@ -186,7 +184,9 @@ class Training:
             return
         if unwrapped(root) is not root or self._capture.rank:
             return
-        parameters = list(root.parameters())
+        parameters = _whole(root)
+        if not parameters:
+            return
         if self._averaged:
             self._averaged = False
             self._write_start(parameters, _flat(parameters))
@@ -213,7 +213,9 @@ class Training:
         number = self._numbers.setdefault(optimiser, self._count)
         if number == self._count:
             self._count += 1
-        constants = [_constants(group) for group in optimiser.param_groups]
+        # Schedules keep values of their own in the groups, too.
+        names = optimiser.defaults.keys() - set(ASIDE)
+        constants = [_constants(group, names) for group in optimiser.param_groups]
         if self._constants.get(number) != constants and len(self._lines) < MOST:
             self._constants[number] = constants
             self._lines += self._groups(optimiser, number, constants)
@@ -240,7 +242,8 @@ class Training:
                 "after": self._taken[number],
                 "place": place,
                 "groups": len(constants),
-                "size": sum(p.numel() for p in group["params"]),
+                # A program may pass frozen parameters as well, which no step changes.
+                "size": sum(p.numel() for p in group["params"] if p.requires_grad),
                 "constants": list(held),
                 "values": list(held.values()),
             }
@@ -303,7 +306,8 @@ class Training:
             parameters = list(unwrapped(own).parameters())
             trained = sum(p.numel() for p in parameters if p.requires_grad)
             whole = sum(p.numel() for p in parameters)
-            found = _Root(len(self._roots), trained, whole)
+            sharded = any(map(is_distributed, parameters)) and own_class(type(own)) is type(own)
+            found = _Root(len(self._roots), trained, whole, sharded)
             self._roots[own] = found
         return found
 
@@ -341,6 +345,7 @@ class Training:
         received = given.get("input")
         count = len(received) if received is not None and received.dim() else 0
         is_usual = usual(given)
+        name = meant(name, given)
 
         def reached(_: Any) -> None:
             seen = self._since
@@ -374,9 +379,11 @@ class Training:
     def _note_clip(self, word: str, given: dict[str, Any]) -> None:
         held = given["parameters"]
         parameters = [held] if hasattr(held, "numel") else held
-        size = sum(p.numel() for p in parameters)
+        size = sum(p.numel() for p in parameters if p.requires_grad)
         bound = given["max_norm"] if "max_norm" in given else given["clip_value"]
         self._since.facts |= {word: float(bound), "clipped": size}
+        if self._scaled:
+            self._since.facts["clip_scaled"] = True
         if "norm_type" in given:
             self._since.facts["norm_type"] = float(given["norm_type"])
 
@@ -387,10 +394,23 @@ class Training:
                 self._noting(self._note_scale, scaler)
             return out
 
+        def unscaling(real: Callable[..., Any], *args: Any) -> Any:
+            self._scaled = False
+            return real(*args)
+
         wrap(module.GradScaler, "scale", scaling)
+        wrap(module.GradScaler, "unscale_", unscaling)
 
     def _note_scale(self, scaler: Any) -> None:
+        self._scaled = True
         self._since.facts["loss_scale"] = float(scaler.get_scale())
+
+
+def _whole(module: Any) -> list[Any]:
+    """Return the parameters of a module; none if a process holds only parts of some of them."""
+    # An operation on such a tensor may communicate, and this process may be the only one to do it.
+    parameters = list(module.parameters())
+    return [] if any(map(is_distributed, parameters)) else parameters
 
 
 def _flat(parameters: Iterable[Any]) -> Any:
@@ -439,11 +459,11 @@ def _compiling() -> bool:
     return bool(torch.compiler.is_compiling())
 
 
-def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
+def _constants(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the constants of a group of parameters, with numbers in place of pairs and tensors."""
     found: dict[str, Any] = {}
     for name, value in group.items():
-        if name in ASIDE:
+        if name not in names:
             continue
         if isinstance(value, tuple):
             found |= {f"{name}{k}": float(one) for k, one in enumerate(value)}
@@ -465,6 +485,7 @@ def _described(calls: Iterable[_RootCall]) -> Notes:
         "record": last.shape if all(call.shape == last.shape for call in held) else [-1],
         "outputs": last.outputs,
         "distinct": len(last.root.known),
+        **({PARTS: True} if last.root.parts else {}),
     }
 
 
@@ -483,6 +504,8 @@ def _fingerprint(batch: Any) -> int:
     """Return a hash of a batch's shape and of some of its numbers."""
     import torch
 
+    if is_distributed(batch):
+        batch = batch.to_local()
     flat = batch.detach().reshape(-1)
     some = flat[:: max(1, flat.numel() // PROBES)].cpu().contiguous()
     return hash((tuple(batch.shape), some.view(torch.uint8).numpy().tobytes()))

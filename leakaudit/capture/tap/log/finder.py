@@ -7,33 +7,36 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
-import math
 import os
-import random
 import sys
 import threading
-import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from leakaudit._util.files import private_folder
+from leakaudit.capture.tap.log.exporting import (
+    LABELS,
+    REPLACED,
+    ModuleInputs,
+    NotExported,
+    exported,
+    is_distributed,
+    is_replaced,
+    own_class,
+    unwrapped,
+)
 
 FACTS = "model.json"
 PROGRAM = "model.pt2"
 STATE = "model.pt"
 FILES = (FACTS, PROGRAM, STATE)
-LABELS = "labels"  # with this argument, models of transformers return a loss as well
-LOGITS = "logits"
-MOST = 8  # inputs of the copy, at least 2, because 1 would be taken for a fixed number: a choice
 # Function of torch.nn.functional -> the loss of ours that it is with these arguments.
 LOSSES = {
     "cross_entropy": "cross_entropy",
@@ -45,33 +48,33 @@ LOSSES = {
     "kl_div": "",
 }
 USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
+# Largest logarithm of a sum of probabilities, far above the rounding of float32: a choice. In
+# bfloat16, it is not reached, and the loss keeps its name.
+NORMALISED = 1e-4
 UNUSUAL = "with other arguments than the usual ones"
 
 
-class _NotExported(Exception):
-    """Says why a model cannot be exported."""
+def _nothing() -> None:
+    return None
 
 
-class _ModuleCall:
-    """How a module was called: shapes and formats, but no values of tensors."""
-
-    def __init__(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        bound = inspect.signature(module.forward).bind(*args, **named)
-        self.kinds = {name: p.kind for name, p in bound.signature.parameters.items()}
-        self.required = [
-            name for name, p in bound.signature.parameters.items() if p.default is p.empty
-        ]
-        self.tensors: dict[str, tuple[tuple[int, ...], Any, bool]] = {}
-        self.plain: dict[str, Any] = {}
-        self.other: list[str] = []
-        for name, value in _flat(bound.arguments, self.kinds):
-            if hasattr(value, "requires_grad"):
-                uniform = name != LABELS and bool((value == 1).all())
-                self.tensors[name] = (tuple(value.shape), value.dtype, uniform)
-            elif value is None or isinstance(value, bool | int | float | str):
-                self.plain[name] = value
-            else:
-                self.other.append(name)
+def inputs_of(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> ModuleInputs:
+    """Return shapes and formats of what a module is called with."""
+    bound = inspect.signature(module.forward).bind(*args, **named)
+    kinds = {name: p.kind for name, p in bound.signature.parameters.items()}
+    required = [name for name, p in bound.signature.parameters.items() if p.default is p.empty]
+    given = list(_flat(bound.arguments, kinds))
+    first = next((ref(value) for _, value in given if hasattr(value, "requires_grad")), _nothing)
+    found = ModuleInputs({}, {}, [], required, first)
+    for name, value in given:
+        if hasattr(value, "requires_grad"):
+            uniform = name != LABELS and not is_distributed(value) and bool((value == 1).all())
+            found.tensors[name] = (tuple(value.shape), value.dtype, uniform)
+        elif value is None or isinstance(value, bool | int | float | str):
+            found.plain[name] = value
+        else:
+            found.other.append(name)
+    return found
 
 
 class Finder:
@@ -80,10 +83,13 @@ class Finder:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self.done = False
-        self.calls: WeakKeyDictionary[Any, _ModuleCall] = WeakKeyDictionary()
+        self.calls: WeakKeyDictionary[Any, ModuleInputs] = WeakKeyDictionary()
         self.losses: set[str] = set()
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
+        self._input: Callable[[], Any] = _nothing  # that of the call with which it was saved
+        # the module that travels, until the one in it is called that computes outputs from inputs
+        self._whole: Any = None
         self._here = threading.local()
 
     @property
@@ -101,6 +107,8 @@ class Finder:
         @wraps(real)
         def calling(own: Any, *args: Any, **named: Any) -> Any:
             outermost = not getattr(self._here, "inside", False)
+            if self._whole is not None and torch.is_grad_enabled():
+                self._save_inner(own, args, named)
             if self.done or not outermost:
                 return real(own, *args, **named)
             if own not in self.calls and torch.is_grad_enabled():
@@ -116,30 +124,37 @@ class Finder:
 
     def watch_losses(self, module: ModuleType) -> None:
         """Record which losses the program computes with gradients."""
-        for name, meaning in LOSSES.items():
-            setattr(module, name, self._watched_loss(getattr(module, name), name, meaning))
+        for name in LOSSES:
+            setattr(module, name, self._watched_loss(getattr(module, name), name))
 
-    def _watched_loss(self, real: Callable[..., Any], name: str, meaning: str) -> Any:
+    def _watched_loss(self, real: Callable[..., Any], name: str) -> Any:
+        import torch
+
         form = inspect.signature(real)
 
         @wraps(real)
         def loss(*args: Any, **named: Any) -> Any:
             out = real(*args, **named)
             # Programs validate with another loss than that of training, without gradients.
-            if getattr(out, "requires_grad", False):
-                self._note_loss(form.bind(*args, **named).arguments, name, meaning)
+            if getattr(out, "requires_grad", False) and not torch.compiler.is_compiling():
+                self._note_loss(form.bind(*args, **named).arguments, name)
             return out
 
         return loss
 
-    def _note_loss(self, given: Mapping[str, Any], name: str, meaning: str) -> None:
-        known = meaning or name
+    def _note_loss(self, given: Mapping[str, Any], name: str) -> None:
+        name = meant(name, given)
+        known = LOSSES[name] or name
         if not usual(given):
             known = f"{name} {UNUSUAL}"
-        if known in self.losses:
-            return
+        changed = known not in self.losses
         self.losses.add(known)
-        if self._facts is not None:
+        x = self._input()
+        if x is not None and self._facts is not None:
+            self._input = _nothing
+            self._facts["following"] = _follow(x, given.get("target"))
+            changed = True
+        if changed and self._facts is not None:
             self._write()
 
     def _write(self) -> None:
@@ -151,7 +166,7 @@ class Finder:
         try:
             inner = unwrapped(module)
             if any(p.requires_grad for p in inner.parameters()):
-                self.calls[module] = _ModuleCall(inner, args, named)
+                self.calls[module] = inputs_of(inner, args, named)
         except Exception:  # a module of any kind; it is then not found
             return
 
@@ -172,14 +187,34 @@ class Finder:
         if self.done or not torch.is_grad_enabled():
             return
         inner = unwrapped(module)
+        if is_replaced(inner):
+            if self._whole is not None:  # no module in it was called in this way
+                self.save(inner, None, REPLACED)
+            self._whole = inner
+            return
         try:
-            call = _ModuleCall(inner, args, named)
+            call = inputs_of(inner, args, named)
         except Exception as error:  # a forward of any kind
             self.save(inner, None, f"its arguments are not understood: {error}")
             return
         self.save(inner, call)
 
-    def save(self, module: Any, call: _ModuleCall | None, why: str = "") -> None:
+    def _save_inner(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Save a module with all trained parameters of the one that travels."""
+        if self.done or is_replaced(module) or _trained(module) != _trained(self._whole):
+            return
+        with suppress(Exception):  # a forward of any kind
+            self.save(module, inputs_of(module, args, named))
+
+    def save_noted(self, module: Any) -> None:
+        """Save a model that is being called, and of which is known that it travels."""
+        if self.done:
+            return
+        call = self.calls.get(module)
+        why = "" if call is not None else "its arguments are not understood"
+        self.save(module, call, why)
+
+    def save(self, module: Any, call: ModuleInputs | None, why: str = "") -> None:
         """Save a model, unless another process has done so; call: how it was called, if known."""
         self.done = True
         self.calls.clear()
@@ -193,14 +228,16 @@ class Finder:
         try:
             facts = about(module)
             if why:
-                raise _NotExported(why)
+                raise NotExported(why)
             import torch
 
-            state = {name: t.detach().cpu() for name, t in module.state_dict().items()}
-            torch.save(state, self.folder / STATE)
+            if not any(map(is_distributed, module.parameters())):
+                state = {name: t.detach().cpu() for name, t in module.state_dict().items()}
+                torch.save(state, self.folder / STATE)
             if call is not None:
                 facts |= exported(module, call, self.folder / PROGRAM)
-        except _NotExported as reason:
+                self._input = call.input
+        except NotExported as reason:
             why = str(reason)
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
@@ -208,6 +245,24 @@ class Finder:
             facts["why"] = why.splitlines()[0][:300]
         self._facts = facts
         self._write()
+
+
+def _follow(x: Any, target: Any) -> bool:
+    """Return whether the targets of a loss are the next tokens of sequences x (b, length)."""
+    if x.is_floating_point() or x.dim() != 2 or x.shape[1] < 2 or not hasattr(target, "reshape"):
+        return False
+    if target.is_floating_point() or target.numel() != x.numel():
+        return False
+    return bool((target.reshape(x.shape)[:, :-1] == x[:, 1:]).all())
+
+
+def meant(name: str, given: Mapping[str, Any]) -> str:
+    """Return the name of a loss, which has another one if its inputs are log-probabilities."""
+    x = given.get("input")
+    if name != "nll_loss" or x is None or x.dim() != 2 or is_distributed(x):
+        return name
+    sums = x.detach().float().logsumexp(1)
+    return "cross_entropy" if bool((sums.abs() < NORMALISED).all()) else name
 
 
 def usual(given: Mapping[str, Any]) -> bool:
@@ -219,12 +274,8 @@ def _is_usual(given: Any, value: Any) -> bool:
     return given is None or (not hasattr(given, "shape") and given == value)
 
 
-def unwrapped(module: Any) -> Any:
-    """Return the module behind the wrappers of DistributedDataParallel and torch.compile."""
-    inner = module._modules.get("_orig_mod", module)
-    if type(inner).__name__ == "DistributedDataParallel":
-        return unwrapped(inner.module)
-    return inner
+def _trained(module: Any) -> list[int]:
+    return [id(p) for p in module.parameters() if p.requires_grad]
 
 
 def sizes(module: Any) -> set[int]:
@@ -238,7 +289,7 @@ def sizes(module: Any) -> set[int]:
 
 def about(module: Any) -> dict[str, Any]:
     """Return the name of a model's class, and the arguments of its constructor that are known."""
-    kind = type(module)
+    kind = own_class(type(module))
     where = kind.__module__
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if where == "__main__" and file:
@@ -271,75 +322,6 @@ def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def exported(module: Any, call: _ModuleCall, path: Path) -> dict[str, Any]:
-    """Export a copy of a model, write the program, and return facts about its inputs."""
-    import torch
-
-    name, left_out = _input(call)
-    shape, dtype, _ = call.tensors[name]
-    if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
-        raise _NotExported("its modules have forward hooks, which an export would run")
-    if "forward" in module.__dict__:
-        raise _NotExported("its forward was replaced on the object")
-    x = torch.zeros((min(max(shape[0], 2), MOST), *shape[1:]), dtype=dtype)
-    with _undisturbed():
-        twin = copy.deepcopy(module).cpu()
-        twin.__class__ = _with_one_input(type(module), name, call.plain)
-        program, dynamic = _traced(torch.export.export, twin, x)
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # it has paths and lines of the program
-        torch.export.save(program, path)
-        out = program.graph_signature.user_outputs
-        value = next(n for n in program.graph.nodes if n.name == out[0]).meta["val"]
-    tokens = not dtype.is_floating_point
-    each = tokens and value.dim() == 3  # an output for every token
-    return {
-        "shape": list(shape[1:]),
-        "outputs": int(value.shape[-1]) if each or value.dim() == 2 else 0,
-        "tokens": tokens,
-        "each": each,
-        "labels": LABELS in call.tensors,
-        "batch": None if dynamic else len(x),
-        "left_out": left_out,
-    }
-
-
-def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
-    """Export a module for any number of inputs, and for sequences of any length."""
-    # If that fails, it is exported for the number and the length of these.
-    import torch
-
-    free = {0: torch.export.Dim.AUTO}
-    if x.dim() == 2 and not x.is_floating_point():
-        free[1] = torch.export.Dim.AUTO
-    try:
-        return export(twin, (x,), dynamic_shapes=(free,), strict=False), True
-    except Exception:  # the reason is that of the second attempt
-        return export(twin, (x,), strict=False), False
-
-
-def _input(call: _ModuleCall) -> tuple[str, list[str]]:
-    names = [name for name in call.tensors if name != LABELS]
-    if not names or call.other:
-        raise _NotExported(f"its forward takes other inputs than tensors: {', '.join(call.other)}")
-    rest = [name for name in names[1:] if name in call.required or not call.tensors[name][2]]
-    if rest:
-        raise _NotExported(f"its forward takes several inputs: {', '.join(names)}")
-    if not math.prod(call.tensors[names[0]][0]):
-        raise _NotExported("its input is empty")
-    return names[0], names[1:]
-
-
-def _with_one_input(kind: Any, name: str, plain: Mapping[str, Any]) -> Any:
-    def forward(self: Any, x: Any) -> Any:
-        out = kind.forward(self, **{name: x}, **plain)
-        if isinstance(out, Mapping) and LOGITS in out:
-            return out[LOGITS]
-        return getattr(out, LOGITS, out)
-
-    return types.new_class(kind.__name__, (kind,), {}, lambda body: body.update(forward=forward))
-
-
 def _flat(arguments: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a call, also those that were passed as ``**named``."""
     for name, value in arguments.items():
@@ -349,29 +331,3 @@ def _flat(arguments: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tu
             yield from ((f"{name}[{k}]", held) for k, held in enumerate(value))
         else:
             yield name, value
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Restore random states afterwards, and keep warnings and automatic casts out."""
-    import torch
-
-    devices: Sequence[int] = ()
-    if torch.cuda.is_initialized():
-        devices = range(torch.cuda.device_count())
-    own = random.getstate()
-    numpy = sys.modules.get("numpy")
-    drawn = None if numpy is None else numpy.random.get_state()
-    try:
-        with (
-            torch.random.fork_rng(devices),
-            warnings.catch_warnings(),
-            torch.autocast("cpu", enabled=False),
-            torch.enable_grad(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        random.setstate(own)
-        if numpy is not None:
-            numpy.random.set_state(drawn)

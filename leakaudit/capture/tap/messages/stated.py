@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict
 
 from leakaudit.capture.fitting.replay import Constant, GroupConstants, OptimiserStep
-from leakaudit.capture.tap.hooks.training import OPTIMISER, TRAINED
+from leakaudit.capture.tap.hooks.training import OPTIMISER, PARTS, TRAINED
+from leakaudit.capture.tap.log.layers import REST
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.core.errors import LeakauditError
@@ -49,8 +51,14 @@ class _Trained(Struct, frozen=True):
     norm_type: float = 2.0
     clip_value: float = 0.0
     clipped: int = 0
+    clip_scaled: bool = (
+        False  # whether gradients were those of a scaled loss when they were clipped
+    )
     loss_scale: float = 1.0
     why: str = ""
+
+
+NOTHING = asdict(_Trained())
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,12 @@ class Interval:
 
     @property
     def last(self) -> _Trained:
-        """The last part, whose facts count for the whole."""
-        return self.seen[-1] if self.seen else _Trained()
+        """Every fact as it is stated last; other messages, such as a norm, may lie between them."""
+        stated: dict[str, Any] = {}
+        for one in self.seen:
+            held = asdict(one)
+            stated |= {name: held[name] for name in held if held[name] != NOTHING[name]}
+        return _Trained(**stated)
 
 
 @dataclass
@@ -97,6 +109,8 @@ def intervals(stream: Sequence[LoggedMessage]) -> list[Interval]:
     for event in log.events:
         if event.op in (OPTIMISER, TRAINED):
             pending.append(event)
+        elif REST in event.notes:
+            continue  # a part of a message, which may precede the others
         elif (event.op, event.notes.get("lane")) == (stream[0].op, stream[0].note("lane")):
             done = _interval(pending, reading, log)
             pending = []
@@ -109,6 +123,12 @@ def intervals(stream: Sequence[LoggedMessage]) -> list[Interval]:
 def states_training(logs: Sequence[RankLog]) -> bool:
     """Return whether a log states what its program did between messages."""
     return any(event.op == TRAINED for log in logs for event in log.events)
+
+
+def holds_parts(logs: Sequence[RankLog]) -> bool:
+    """Return whether a log states that each process computes with a part of the model."""
+    events = (event for log in logs for event in log.events)
+    return any(event.op == TRAINED and PARTS in event.notes for event in events)
 
 
 def _interval(events: Sequence[Event], reading: _Reading, log: RankLog) -> Interval:

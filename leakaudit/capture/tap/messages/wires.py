@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 
+from leakaudit._util.plural import counted
 from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import shortened
 from leakaudit.capture.tap.log.reading import RankLog, node_names
@@ -21,6 +22,7 @@ from leakaudit.capture.tap.messages.arranged import (
 from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.private import private
 from leakaudit.capture.tap.messages.server_step import with_server
+from leakaudit.capture.tap.messages.skipped import without_skipped
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     GRADIENTS,
@@ -39,6 +41,10 @@ SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
 SHORT = ("float16", "bfloat16")  # number formats to which hooks compress gradients
 CHOSEN = ("rounds", "ranks", "max_bytes")  # why the user wants payloads to be left out
+SKIPPED = (
+    "{} of the program had gradients that overflowed, because the loss is scaled; it skipped them, "
+    "and they count as no rounds"
+)
 PROCESSES = 100_000  # more than any program has: a larger number in a log is wrong
 
 
@@ -100,6 +106,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
     )
     messages, dropped = one_lane(streams.messages, description.stream)
     messages, others = one_kind(messages, description.payload == "gradients")
+    messages, skipped = without_skipped(messages)
     found = _found(messages.values())
     if not found and not streams.vectors:
         raise NotUnderstood(
@@ -126,6 +133,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
         *([", ".join(named)] if named else []),
         *_restarts(logs),
         *_apart(dropped, others, streams.models),
+        *([SKIPPED.format(counted(skipped, "step"))] if skipped else []),
         *_content(arranged),
         *(() if stated is None else stated.remarks),
         *_not_finite(arranged),

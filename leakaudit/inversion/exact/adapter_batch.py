@@ -278,10 +278,10 @@ class _Observations:
                 slopes = self.slopes(one, x, labels).values
                 parts.append(self.adapter.scale * self.share * one.up.T @ slopes / one.noise)
             rows = torch.cat([one.of_down / one.noise for one in rounds])
-            new = least_squares(torch.cat(parts), rows)
-            if not bool(new.isfinite().all()):
+            mixed = torch.cat(parts)
+            if not bool(mixed.isfinite().all()):
                 break
-            x = new
+            x = least_squares(mixed, rows)
         return x
 
     def judged(self, x: Tensor, labels: Tensor) -> Reconstruction:

@@ -113,6 +113,14 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     return leak.gaps or absent(leak, task)
 
 
+def unseen(leak: GradientLeak, task: Task) -> str | None:
+    """Explain why a leak has no rows in the space of the first layer's inputs (`of_inputs`)."""
+    if task.adapter is None:
+        return missing(leak, task)
+    whole = leak.columns == (0, task.layout.size)
+    return leak.gaps or (None if whole else "the adapter's factors are not among the columns")
+
+
 def absent(leak: GradientLeak, task: Task) -> str | None:
     """Explain the same for a leak in which coordinates may be missing."""
     if task.first_linear is None:

@@ -99,6 +99,7 @@ class _Search:
     rounding: Rounding
     layer: Layer
     inside: Tensor  # (H, b) D
+    inverse: Tensor  # (b, H) pseudo-inverse of D
     outside: Tensor  # (H, H - b) orthonormal complement of its columns
     close: float  # part of true slopes outside the column space, at most
     labels: Tensor  # all labels
@@ -137,7 +138,7 @@ class _Search:
             size = slopes.norm(dim=1)
             good = (slopes @ self.outside).norm(dim=1) <= self.close * size
             good &= size > 0
-            found = linear.least_squares(self.inside, slopes[good].T)
+            found = self.inverse @ slopes[good].T
             together = torch.cat([duals, found / positive(found.norm(dim=0))], dim=1)
             names = torch.cat([labels, chosen[good]])
             kept = linear.independent(together.T, APART, len(duals))[0]
@@ -231,6 +232,7 @@ def samples(
         rounding,
         layer,
         inside,
+        torch.linalg.pinv(inside),
         outside,
         LEAST + close,
         labels,

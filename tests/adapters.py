@@ -1,0 +1,53 @@
+"""Networks whose layers have low-rank adapters, as programs write them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with trained factors A and B."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float, bias: bool) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+        self.A = nn.Parameter(torch.randn(rank, inputs) / math.sqrt(inputs))
+        self.B = nn.Parameter(torch.zeros(outputs, rank))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return W x + c + s B A x."""
+        out: Tensor = self.base(x) + self.scale * (x @ self.A.T) @ self.B.T
+        return out
+
+
+def mlp(
+    shape: tuple[int, ...],
+    outputs: int,
+    hidden: int = 64,
+    rank: int = 8,
+    act: str = "relu",
+    scale: float = 2.0,
+    trained: str = "first",
+    bias: bool = True,
+) -> nn.Module:
+    """Two layers; `trained` are the adapters of the ``first`` or ``all`` layers, or the ``head``.
+
+    With ``head``, the last layer itself is trained besides the first adapter.
+    """
+    first = Adapted(math.prod(shape), hidden, rank, scale, bias)
+    last: nn.Module = nn.Linear(hidden, outputs).requires_grad_(trained == "head")
+    if trained == "all":
+        last = Adapted(hidden, outputs, min(rank, outputs), scale, bias=True)
+    return nn.Sequential(nn.Flatten(), first, ACTIVATIONS[act](), last)

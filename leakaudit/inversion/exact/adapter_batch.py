@@ -67,6 +67,10 @@ HALFWAY = 0.25
 CLOSE = 1e-2
 # Middle of the range of pixels, and a rough spread around it: where samples are sought.
 MIDDLE, SPREAD = 0.5, 0.25
+# Singular values of noise, in units of the first one after those of a batch: a choice.
+MARGIN = 5.0
+# Smallest divisor.
+TINY = 1e-300
 # Steps that improve estimates by slopes at the estimates.
 POLISH = 8
 
@@ -241,7 +245,9 @@ class _Observations:
         scale = self.adapter.scale * self.share
         inside = one.of_up @ torch.linalg.pinv(basis @ one.down.T) / scale
         sizes = torch.linalg.svdvals(one.of_up)
-        tilt = certify.ENDS * one.noise * edge(*one.of_up.shape) / float(sizes[len(basis) - 1])
+        # The singular values after those of the batch show noise that nobody stated.
+        noise = max(certify.ENDS * one.noise * edge(*one.of_up.shape), MARGIN * float(sizes[len(basis)]))
+        tilt = noise / max(TINY, float(sizes[len(basis) - 1]))
         centre = (torch.full_like(basis[0], MIDDLE) - self.grid.mean) / self.grid.std
         found = slope_search.samples(
             self.task,
@@ -364,9 +370,10 @@ class _Observations:
             one = _Round.of(self.leak, self.task, k)
             off = self.task.gradient(one.theta, x, labels) - self.task.l2 * one.theta - one.value
             noise = one.noise * math.sqrt(len(off))
-            worst = max(worst, float(off.norm()) / math.hypot(noise, precision * one.value.norm()))
+            explained = math.hypot(noise, precision * float(one.value.norm()))
+            worst = max(worst, float(off.norm()) / max(TINY, explained))
             mine = self.adapter.matrices(self.task.layout.split(off))[1]
-            of_up = max(of_up, float(mine.norm()) / float(one.of_up.norm()))
+            of_up = max(of_up, float(mine.norm()) / max(TINY, float(one.of_up.norm())))
         return worst, of_up
 
     def _estimates(self, x: Tensor) -> Estimates:
@@ -405,7 +412,7 @@ class _Observations:
         size = float(one.of_up.norm())
         unseen = UNNOTICED * max(left * size, one.noise * math.sqrt(one.of_up.numel()))
         low = torch.linalg.svdvals(x @ one.down.T)
-        unseen = unseen / (self.adapter.scale * self.share * float(low[-1]))
+        unseen = unseen / max(TINY, self.adapter.scale * self.share * float(low[-1]))
         # L(E), column j: sum_k Delta_k E_kj + (derivative of Delta_j) sum_l E_jl x_l
         normal = torch.zeros(b, b, b, b, dtype=torch.float64)  # of E_kj and E_k'j'
         own = slopes.values

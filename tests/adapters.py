@@ -51,3 +51,40 @@ def mlp(
     if trained == "all":
         last = Adapted(hidden, outputs, min(rank, outputs), scale, bias=True)
     return nn.Sequential(nn.Flatten(), first, ACTIVATIONS[act](), last)
+
+
+class Turned(nn.Module):
+    """An adapter whose matrices are stored transposed, as GPT-2 stores its weights."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(inputs, outputs) / 12, requires_grad=False)
+        self.low = nn.Parameter(torch.randn(inputs, rank) / 12)
+        self.high = nn.Parameter(torch.zeros(rank, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x @ (self.kernel + 3 * self.low @ self.high)
+        return out
+
+
+def turned(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network with such an adapter."""
+    return nn.Sequential(
+        nn.Flatten(), Turned(math.prod(shape), 32, 4), nn.Tanh(), nn.Linear(32, outputs)
+    )
+
+
+def late(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A network whose adapter receives something else than the input."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Tanh(), Turned(math.prod(shape), 32, 4), nn.Linear(32, outputs)
+    )
+
+
+def two_layers(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Two trained layers after a frozen one, which are no adapter."""
+    inputs = math.prod(shape)
+    frozen = nn.Linear(inputs, 32).requires_grad_(False)
+    return nn.Sequential(
+        nn.Flatten(), frozen, nn.ReLU(), nn.Linear(32, inputs), nn.Linear(inputs, outputs)
+    )

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 # Whoever describes a recording states how many records are behind a gradient, and whether all
-# rounds use the same ones. The rows of a first fully connected layer are combinations of the inputs
-# (`first_layer_rows`), as are those of an adapter's factor A, so their rank is a lower bound on the number of different inputs, in one
-# gradient and in all of them together. A number that is exceeded is contradicted by the messages.
+# rounds use the same ones. The rows of a first fully connected layer are combinations of the
+# inputs (`first_layer_rows`), as are those of an adapter's factor A, so their rank is a lower bound
+# on the number of different inputs, in one gradient and in all of them together. A number that is
+# exceeded is contradicted by the messages.
 #
 # The rank is counted above the errors of the messages, which are those that the leak states or that
 # each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an

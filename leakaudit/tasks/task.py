@@ -45,7 +45,7 @@ class Task:
         first_linear: Names (weight, bias or None) of a fully connected layer that receives the
             flattened, normalised input; None if there is none.
         last_linear: The same for the layer that computes the outputs.
-        adapter: A low-rank adapter of a frozen layer that receives the input; None if there is none.
+        adapter: The low-rank adapter of a frozen layer that receives the input, if there is one.
         convex: Whether the loss is convex in theta.
         l2: Weight of the penalty l2/2 |theta|^2.
         factor: Factor of the mean loss of the records; see `summed`.

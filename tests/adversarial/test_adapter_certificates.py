@@ -97,7 +97,9 @@ def attacked(case: Case, seed: int) -> Count:
             of_weight, _, *of_head = split.split([part.numel() for part in whole])
             slope = of_weight.reshape(w[0].shape)
             factors = [scale * high.T @ slope, scale * slope @ low.T]
-            sent = torch.cat([part.flatten() for part in (*factors, *of_head)][: 2 + 2 * (trained == "head")])
+            sent = torch.cat(
+                [part.flatten() for part in (*factors, *of_head)][: 2 + 2 * (trained == "head")]
+            )
             sent = sent + case.decay * flat.to(D)
             sent = case.wire(sent.to(case.dtype), g).to(case.dtype)
             thetas.append(flat)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.attack import failed
 from leakaudit.inversion.exact import certify, first_layer_rows, slope_search
-from leakaudit.inversion.exact.certify import MISTAKE, Proof
+from leakaudit.inversion.exact.certify import MISTAKE
 from leakaudit.inversion.exact.pixel_errors import Estimates, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.slope_search import Layer
@@ -62,9 +62,6 @@ ENOUGH = 2
 UNNOTICED = 10.0
 # Distance from its level, in levels, at which a pixel is nearly as close to another one.
 HALFWAY = 0.25
-# Part of slopes that noise may move, at most, out of the space that the gradient shows: other
-# inputs leave more.
-CLOSE = 1e-2
 # Middle of the range of pixels, and a rough spread around it: where samples are sought.
 MIDDLE, SPREAD = 0.5, 0.25
 # Singular values of noise, in units of the first one after those of a batch: a choice.
@@ -246,14 +243,17 @@ class _Observations:
         inside = one.of_up @ torch.linalg.pinv(basis @ one.down.T) / scale
         sizes = torch.linalg.svdvals(one.of_up)
         # The singular values after those of the batch show noise that nobody stated.
-        noise = max(certify.ENDS * one.noise * edge(*one.of_up.shape), MARGIN * float(sizes[len(basis)]))
+        noise = max(
+            certify.ENDS * one.noise * edge(*one.of_up.shape), MARGIN * float(sizes[len(basis)])
+        )
         tilt = noise / max(TINY, float(sizes[len(basis) - 1]))
         centre = (torch.full_like(basis[0], MIDDLE) - self.grid.mean) / self.grid.std
         found = slope_search.samples(
             self.task,
             self.layer(one, basis),
             inside,
-            min(CLOSE, tilt),
+            min(slope_search.LOOSE, tilt),
+            _precision(self.leak),
             centre @ basis.T,
             self.usual,
             generator,
@@ -300,18 +300,21 @@ class _Observations:
         # The program may have stored pixels in full, or rounded to float32.
         versions = [pixels, pixels.float().double()]
         tried = [self._left(version, labels) for version in versions]
-        best = min(range(2), key=lambda k: tried[k][0])
+        best = min(range(2), key=lambda k: tried[k].errors)
         pixels = versions[best]
-        left, of_up = tried[best]
+        left = tried[best]
+        if not left.share < objectives.FIT:
+            why = "the inputs that were found do not give the gradients"
+            return failed("exact", self.leak, self.task, why, left.share)
         x = (pixels - grid.mean) / grid.std
         why = self._uncounted() or self._few()
-        if not why and left > FITS:
+        if not why and left.errors > FITS:
             why = (
-                f"gradients that are computed again from the inputs differ by {left:.0f} times "
-                "of what rounding explains"
+                f"gradients that are computed again from the inputs differ by {left.errors:.1g} "
+                "times what rounding explains"
             )
         estimates = self._estimates(x)
-        width = self._unnoticed(x, labels, of_up) * grid.std
+        width = self._unnoticed(x, labels, left.of_up) * grid.std
         interval = None
         if levels and not why:
             why = self._off_grid(estimates, grid.snapped(pixels), width)
@@ -336,7 +339,7 @@ class _Observations:
             shown.reshape(-1, *self.task.spec.shape).to(self.task.dtype),
             labels,
             certificate,
-            left * _precision(self.leak),
+            left.share,
             note=f"{note}; {why}" if why else note,
             certified=batch if exact else 0,
             interval=interval,
@@ -360,28 +363,28 @@ class _Observations:
             return f"a layer of {outputs} neurons does not confirm {self.span.batch} inputs"
         return ""
 
-    def _left(self, pixels: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Return what inputs leave of the gradients, in units of their errors, and of dB."""
+    def _left(self, pixels: Tensor, labels: Tensor) -> _Left:
+        """Compute the gradients again from inputs (b, p) in the data's units."""
         x = pixels.reshape(-1, *self.task.spec.shape)
         precision = _precision(self.leak) * math.sqrt(x.numel())  # a gradient sums so many terms
-        worst = 0.0
-        of_up = 0.0
+        found = _Left(0.0, 0.0, 0.0)
         for k in range(len(self.leak.value)):
             one = _Round.of(self.leak, self.task, k)
             off = self.task.gradient(one.theta, x, labels) - self.task.l2 * one.theta - one.value
             noise = one.noise * math.sqrt(len(off))
             explained = math.hypot(noise, precision * float(one.value.norm()))
-            worst = max(worst, float(off.norm()) / max(TINY, explained))
             mine = self.adapter.matrices(self.task.layout.split(off))[1]
-            of_up = max(of_up, float(mine.norm()) / max(TINY, float(one.of_up.norm())))
-        return worst, of_up
+            found = _Left(
+                max(found.errors, float(off.norm()) / max(TINY, explained)),
+                max(found.share, float(off.norm()) / max(TINY, float(one.value.norm()))),
+                max(found.of_up, float(mine.norm()) / max(TINY, float(one.of_up.norm()))),
+            )
+        return found
 
     def _estimates(self, x: Tensor) -> Estimates:
         """Estimate the inputs (b, p) again, column by column, at their own length."""
         later = self.later
-        found = Estimates.of(
-            self.white, x, self.stack, later.wire, first_layer_rows.fresh(later)
-        )
+        found = Estimates.of(self.white, x, self.stack, later.wire, first_layer_rows.fresh(later))
         one = torch.ones(len(x), 1, dtype=x.dtype)
         none = torch.zeros(1, dtype=x.dtype)
         return replace(
@@ -432,6 +435,15 @@ class _Observations:
             block = inverse[j, :, j, :]
             widths.append(unseen * (x * (block @ x)).sum(0).clamp_min(0).sqrt())
         return torch.stack(widths)
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The largest part of any gradient that inputs do not explain."""
+
+    errors: float  # in units of what errors explain
+    share: float  # of the gradient
+    of_up: float  # of dB, as a share of it
 
 
 @dataclass(frozen=True)

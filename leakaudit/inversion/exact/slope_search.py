@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
-from torch.func import grad, jvp, vmap
+from torch.func import grad, vmap
 
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion import linear
 from leakaudit.inversion.linear import positive
 from leakaudit.tasks import losses
-from leakaudit.tasks.smoothed_relu import Rounding
+from leakaudit.tasks.smoothed_relu import SHARPER, Rounding
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -44,6 +44,8 @@ STARTS = 16
 STEPS = 40
 PATIENCE = 10
 TOGETHER = 512  # starts that are processed at once, which bounds the memory
+# Largest distance of a start from the centre, in units of the usual one.
+FAR = 2.0
 # First widths of rounded ReLUs, in units of the neurons' root mean square.
 WIDTHS = (0.5, 0.15, 0.05, 0.015)
 # Steps with the exact activation in the end.
@@ -53,6 +55,8 @@ FAILS = (5.0, 1e8)
 # Part of slopes outside the column space that their computation explains; what noise explains is
 # added.
 LEAST = 1e-8
+# The same, at most, for slopes that are hardly larger than rounding: other inputs leave more.
+LOOSE = 1e-2
 # Size of the part of a dual outside the others from which it is another one.
 APART = 1e-3
 # Lengths that are tried first, in units of the usual one.
@@ -76,8 +80,9 @@ class Layer:
         """Return derivatives (n, H, c) of the slopes along directions (b, c) of u."""
         slopes = grad(self._loss(task))
 
+        # The derivative of the slopes is the Hessian of a loss, which is symmetric.
         def along(shift: Tensor, label: Tensor, way: Tensor) -> Tensor:
-            found: Tensor = jvp(lambda at: slopes(at, label), (shift,), (way,))[1]
+            found: Tensor = grad(lambda at: (slopes(at, label) * way).sum())(shift)
             return found
 
         every = vmap(vmap(along, (None, None, 1), out_dims=1), (0, 0, None))
@@ -102,6 +107,7 @@ class _Search:
     inverse: Tensor  # (b, H) pseudo-inverse of D
     outside: Tensor  # (H, H - b) orthonormal complement of its columns
     close: float  # part of true slopes outside the column space, at most
+    rounded: float  # precision of the probabilities
     labels: Tensor  # all labels
     centre: Tensor  # (b,) around which samples are sought
     size: float  # their usual distance from it
@@ -127,7 +133,7 @@ class _Search:
         known = duals.shape[1]
         free = torch.linalg.qr(duals, mode="complete").Q[:, known:]
         starts = torch.randn(STARTS, free.shape[1], generator=generator, dtype=free.dtype)
-        sizes = torch.rand(STARTS, 1, generator=generator, dtype=free.dtype)
+        sizes = FAR * torch.rand(STARTS, 1, generator=generator, dtype=free.dtype)
         starts = starts / positive(starts.norm(dim=1, keepdim=True)) * sizes
         starts = self.centre @ free + self.size * starts
         every = self.labels.repeat_interleave(STARTS)
@@ -136,7 +142,10 @@ class _Search:
             u = self._solved(some, free, chosen, width)
             slopes = self.layer.slopes(self.task, u, chosen)
             size = slopes.norm(dim=1)
-            good = (slopes @ self.outside).norm(dim=1) <= self.close * size
+            # A probability near 1, minus 1, has no relative precision.
+            rounded = self.rounded * size.max() / positive(size)
+            allowed = rounded.clamp(self.close, max(self.close, LOOSE))
+            good = (slopes @ self.outside).norm(dim=1) <= allowed * size
             good &= size > 0
             found = self.inverse @ slopes[good].T
             together = torch.cat([duals, found / positive(found.norm(dim=0))], dim=1)
@@ -149,10 +158,11 @@ class _Search:
         """Search for samples (n, b) whose slopes have no part outside the column space."""
         at = starts
         smooth = self.smooth is not self.task
+        damping = at.new_full((len(at),), linear.DAMPING)
         for k in range(STEPS):
-            if not k or smooth:
-                damping = at.new_full((len(at),), linear.DAMPING) if not k else damping
-                self.rounding.share = width * 40 ** -(k / STEPS)
+            if smooth:  # every width has a landscape of its own
+                self.rounding.share = width * SHARPER ** -(k / STEPS)
+                damping = damping.clamp_max(linear.DAMPING)
             at, damping = self._stepped(self.smooth, at, free, labels, damping)
         self.rounding.share = 0.0
         for _ in range(LAST if smooth else 0):
@@ -204,7 +214,8 @@ class _Search:
         left = torch.stack([residual(start).square().sum(1) for start in starts])
         best = torch.stack(starts)[left.argmin(0), torch.arange(len(rays))]
         best = linear.descended(best, residual, stepped, STEPS, FAILS)[0]
-        return best * rays
+        found: Tensor = best * rays
+        return found
 
 
 def samples(
@@ -212,13 +223,15 @@ def samples(
     layer: Layer,
     inside: Tensor,
     close: float,
+    precision: float,
     centre: Tensor,
     size: float,
     generator: Generator,
 ) -> tuple[Tensor, Tensor] | None:
     """Find all samples (b, b) behind D (H, b), and their labels; None if some are missing.
 
-    `close` is the part of true slopes that noise moves out of the column space. Samples are sought
+    `close` is the part of true slopes that noise moves out of the column space, and `precision`
+    that of the program's numbers. Samples are sought
     around `centre` (b,), at distances of about `size`.
     """
     rounding = Rounding(WIDTHS[0])
@@ -235,6 +248,7 @@ def samples(
         torch.linalg.pinv(inside),
         outside,
         LEAST + close,
+        precision,
         labels,
         centre,
         size,

@@ -30,7 +30,7 @@ from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.tasks.task import Task
 
-STEP = 0.1
+STEP = 0.01
 FORMATS = {32: torch.float32, 64: torch.float64}
 FILES = {
     "CIFAR-10": ("cifar10_train_subset.npz", (3, 32, 32)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from gpt2_of_a_stranger import Gpt
 from torch import Tensor, nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -88,3 +89,22 @@ def two_layers(shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), frozen, nn.ReLU(), nn.Linear(32, inputs), nn.Linear(inputs, outputs)
     )
+
+
+def decoder(
+    shape: tuple[int, ...],
+    classes: int,
+    width: int = 64,
+    rank: int = 16,
+    layers: str = "c_attn c_fc",
+) -> nn.Module:
+    """A GPT-2 with frozen weights and adapters of some of its layers."""
+    net = Gpt(shape, classes, width=width, heads=2).requires_grad_(False)
+    for parent in list(net.modules()):
+        for name, layer in list(parent.named_children()):
+            if name in layers.split():
+                assert isinstance(layer, nn.Linear)
+                adapted = Adapted(layer.in_features, layer.out_features, rank, 2.0, bias=False)
+                adapted.base = layer
+                setattr(parent, name, adapted)
+    return net

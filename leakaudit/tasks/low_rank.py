@@ -63,29 +63,57 @@ class Adapter:
 def first(task: Task) -> Adapter | None:
     """Find the adapter of the layer that receives the flattened, normalised input."""
     width = math.prod(task.spec.shape)
-    trained = {n: s for n, s in zip(task.layout.names, task.layout.shapes, strict=True)}
-    factors = [name for name, shape in trained.items() if len(shape) == 2]
-    frozen = [n for n, v in task.buffers.items() if v.dim() == 2 and width in v.shape]
-    if task.tokens or len(factors) < 2 or not any(width in trained[n] for n in factors):
+    if task.tokens:
         return None
-    random = Generator().manual_seed(0)
+    x = torch.rand(RECORDS, *task.spec.shape, generator=_random(), dtype=torch.float64)
+    inputs = task.normalise(x).flatten(1)
+    frozen = [name for name, value in task.buffers.items() if width in value.shape]
+    return next(_found(task, frozen, x, inputs), None)
+
+
+def layers(task: Task, width: int) -> tuple[Adapter, ...]:
+    """Find the adapters of all layers of a model that reads tokens, with inputs of this width.
+
+    Those of other layers are found with A and B exchanged, which leaves B A in its place.
+    """
+    x = torch.randint(task.tokens, (RECORDS, *task.spec.shape), generator=_random())
+    frozen = [name for name, value in task.buffers.items() if width in value.shape]
+    return tuple(_found(task, frozen, x, width))
+
+
+def _random() -> Generator:
+    return Generator().manual_seed(0)
+
+
+def _found(task: Task, frozen: list[str], x: Tensor, inputs: Tensor | None) -> Iterator[Adapter]:
+    """Yield the adapters of some frozen weights, by gradients at random factors.
+
+    If `inputs` (n, p) are given, only of a layer that receives them.
+    """
+    trained = dict(zip(task.layout.names, task.layout.shapes, strict=True))
+    factors = [name for name, shape in trained.items() if len(shape) == 2]
+    frozen = [name for name in frozen if task.buffers[name].dim() == 2]
+    if len(factors) < 2 or not frozen:
+        return
+    random = _random()
     theta = task.init(random).double()
     theta = theta + SPREAD * torch.randn(len(theta), generator=random).to(theta)
-    x = torch.rand(RECORDS, *task.spec.shape, generator=random, dtype=torch.float64)
+    slopes = _gradients(task, theta, frozen, x)
+    params = task.layout.split(theta)
+    width = inputs if isinstance(inputs, int) else inputs.shape[1]
     for weight in frozen:
-        slopes = _gradients(task, theta, weight, x)
-        inputs = task.normalise(x).flatten(1)
         for adapter in _candidates(weight, factors, width, trained, slopes):
-            found = _confirmed(adapter, task.layout.split(theta), slopes, inputs)
+            found = _confirmed(adapter, params, slopes, inputs)
             if found is not None:
-                return found
-    return None
+                yield found
+                break
 
 
-def _gradients(task: Task, theta: Tensor, weight: str, x: Tensor) -> dict[str, Tensor]:
-    """Return the gradients of all trained parameters, a frozen weight and frozen vectors."""
-    vectors = {n: v for n, v in task.buffers.items() if v.dim() == 1 and v.is_floating_point()}
-    values = {**task.layout.split(theta), weight: task.buffers[weight], **vectors}
+def _gradients(task: Task, theta: Tensor, weights: list[str], x: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of all trained parameters, frozen weights and frozen vectors."""
+    vectors = [n for n, v in task.buffers.items() if v.dim() == 1 and v.is_floating_point()]
+    constants = {name: task.buffers[name] for name in (*weights, *vectors)}
+    values = {**task.layout.split(theta), **constants}
     values = {name: value.double().clone().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
         # A weight of its own for every output, as the slopes of a loss would be.
@@ -126,21 +154,23 @@ def _arrangements(
 
 
 def _confirmed(
-    adapter: Adapter, theta: Mapping[str, Tensor], slopes: Mapping[str, Tensor], inputs: Tensor
+    adapter: Adapter,
+    theta: Mapping[str, Tensor],
+    slopes: Mapping[str, Tensor],
+    inputs: Tensor | int,
 ) -> Adapter | None:
     """Return an adapter with its scale if the gradients are those of one."""
     down, up = adapter.matrices(theta)
     of_down, of_up = adapter.matrices(slopes)
     whole = adapter._matrix(slopes, adapter.weight)
-    inside = torch.linalg.qr(inputs.T).Q
     expected = whole @ down.T
     scale = float((expected * of_up).sum() / expected.square().sum())
-    pairs = (
-        (whole, whole @ inside @ inside.T),
-        (of_up, scale * expected),
-        (of_down, scale * up.T @ whole),
-    )
-    if not all(_same(a, b) for a, b in pairs):
+    if not (_same(of_up, scale * expected) and _same(of_down, scale * up.T @ whole)):
+        return None
+    if isinstance(inputs, int):
+        return replace(adapter, scale=scale)
+    inside = torch.linalg.qr(inputs.T).Q
+    if not _same(whole, whole @ inside @ inside.T):
         return None
     sums = (whole @ torch.linalg.pinv(inputs)).sum(1)
     biases = [n for n, s in slopes.items() if s.shape == sums.shape and _same(sums, s)]

@@ -75,7 +75,7 @@ class Exact(Attack):
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require a first fully connected layer with bias, or an adapter of it."""
-        if task.first_linear is None:
+        if task.first_linear is None or task.adapter is not None:
             return adapter_batch.missing(leak, task)
         return first_layer_rows.missing(leak, task)
 

@@ -47,8 +47,10 @@ def of(task: Task) -> tuple[str, ...]:
         found.append(COUPLED)
     if task.tokens:
         found.append(TOKENS if task.embeddings[0] else SHARED)
+    elif task.adapter is not None:
+        found.append(ADAPTED)
     elif task.first_linear is None:
-        found.append(ADAPTED if task.adapter else NOT_LINEAR)
+        found.append(NOT_LINEAR)
     if _attends(task.module):
         found.append(ATTENTION)
     frozen = [name for name, p in task.module.named_parameters() if not p.requires_grad]

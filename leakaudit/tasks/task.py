@@ -140,7 +140,10 @@ class Task:
         )
         if spec.constants:
             made = made.with_constants(spec.constants)
-        return replace(made, adapter=low_rank.first(made)) if first is None else made
+        # The factor A of an adapter may be a layer of its own, without a bias.
+        if first is None or first[1] is None:
+            return replace(made, adapter=low_rank.first(made))
+        return made
 
     def with_constants(self, constants: Params) -> Task:
         """Return the task with other running statistics and frozen parameters.

@@ -1,6 +1,6 @@
 """Images behind a low-rank adapter of the first layer, from one gradient of the second step.
 
-    python bench/adapters.py [--data-root FOLDER] [--ranks 8 16 32 64] [--seconds 300]
+    python bench/lora.py [--data-root FOLDER] [--ranks 8 16 32 64] [--seconds 300]
 
 FOLDER holds cifar10_train_subset.npz and mnist_subset.npz (arrays x_train, y_train). The network
 has two layers and random weights. Two steps of gradient descent are computed by automatic

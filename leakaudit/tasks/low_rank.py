@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.tasks import build_task
+
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
 
 # Largest relative difference, in float64, of two gradients that are equal.
 SAME = 1e-9
-# Spread of the random factors, and number of the inputs: choices.
+# Spread of the random factors: a choice.
 SPREAD = 0.1
-RECORDS = 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def first(task: Task) -> Adapter | None:
     width = math.prod(task.spec.shape)
     if task.tokens:
         return None
-    x = torch.rand(RECORDS, *task.spec.shape, generator=_random(), dtype=torch.float64)
+    x = build_task.example(task.module, task.spec).double()
     inputs = task.normalise(x).flatten(1)
     frozen = [name for name, value in task.buffers.items() if width in value.shape]
     return next(_found(task, frozen, x, inputs), None)
@@ -76,7 +77,7 @@ def layers(task: Task, width: int) -> tuple[Adapter, ...]:
 
     Those of other layers are found with A and B exchanged, which leaves B A in its place.
     """
-    x = torch.randint(task.tokens, (RECORDS, *task.spec.shape), generator=_random())
+    x = build_task.example(task.module, task.spec)
     frozen = [name for name, value in task.buffers.items() if width in value.shape]
     return tuple(_found(task, frozen, x, width))
 
@@ -85,10 +86,10 @@ def _random() -> Generator:
     return Generator().manual_seed(0)
 
 
-def _found(task: Task, frozen: list[str], x: Tensor, inputs: Tensor | None) -> Iterator[Adapter]:
+def _found(task: Task, frozen: list[str], x: Tensor, inputs: Tensor | int) -> Iterator[Adapter]:
     """Yield the adapters of some frozen weights, by gradients at random factors.
 
-    If `inputs` (n, p) are given, only of a layer that receives them.
+    `inputs` are those of the layer (n, p), or their width p if they are not known.
     """
     trained = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     factors = [name for name, shape in trained.items() if len(shape) == 2]

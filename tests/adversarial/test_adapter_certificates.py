@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
-from leakaudit.core.trace import TaskSpec
+from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.tasks.task import Task
 
@@ -53,7 +53,7 @@ def attacked(case: Case, seed: int) -> Count:
     w = [part.float().to(D) for part in w]  # as the model stores its constants
     if not bias:
         w[1].zero_()
-    args = {
+    args: dict[str, Json] = {
         "hidden": case.hidden,
         "rank": rank,
         "act": name,

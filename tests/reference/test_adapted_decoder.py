@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate
-from leakaudit.core.trace import TaskSpec
+from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.tasks.task import Task
 
@@ -21,7 +21,7 @@ def attacked(
     layers: str, batch: int, dtype: torch.dtype = D, steps: int = 2
 ) -> tuple[la.Reconstruction, Tensor]:
     """What the gradient of a step at rank 16 shows, and the sequences."""
-    args = {"width": 32, "rank": 16, "layers": layers}
+    args: dict[str, Json] = {"width": 32, "rank": 16, "layers": layers}
     spec = TaskSpec("adapters:decoder", args, "next_token", (LENGTH,), 256, data="text")
     task = Task.build(spec, dtype=D, trusted=True)
     g = Generator().manual_seed(batch)

@@ -19,6 +19,7 @@ from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.slope_search import Layer
 from leakaudit.inversion.linear import edge, least_squares
 from leakaudit.inversion.search import objectives
+from leakaudit.tasks import batch_norm
 from leakaudit.tasks.low_rank import Adapter
 
 if TYPE_CHECKING:
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
 # 2. The gradients of all parameters, computed again from X and its labels, are the leaked ones up
 #    to rounding, in every round.
 # 3. Every pixel is on the grid, and rounding cannot have moved it (`pixel_errors`).
-# 4. To first order, every E that changes a pixel by half a level changes dB by more than 2. leaves.
-#    dB changes by s L(E) X A^T, where L(E) = Delta E + dDelta/dX [E X].
+# 4. To first order, every E that changes a pixel by a quarter of a level changes dB by more than
+#    ten times what is left of it. dB changes by s L(E) X A^T, with L(E) = Delta E + dDelta/dX [E X].
+# 5. The layer has at least 2 b neurons.
 #
 # As in `whole_chain`, it is not proven that no batch exists far from X, where first order says
-# nothing. It would fulfil H b equations, with b^2 unknowns, to five or more digits by coincidence;
-# 5. asks for twice as many equations as unknowns.
+# nothing. It would fulfil H b equations, with b^2 unknowns, to five or more digits by coincidence.
 
 # Largest residual of gradients that are computed again, in units of what errors explain.
 FITS = 3.0
-# Equations for every unknown: a choice.
+# Neurons for each input, so that there are twice as many equations as unknowns: a choice.
 ENOUGH = 2
 # Change of dB, in units of what is left of it or of its rounding, that could go unnoticed.
 UNNOTICED = 10.0
@@ -66,6 +67,8 @@ HALFWAY = 0.25
 MIDDLE, SPREAD = 0.5, 0.25
 # Singular values of noise, in units of the first one after those of a batch: a choice.
 MARGIN = 5.0
+# Largest batch of which b^4 numbers are computed: 800 MB.
+LARGEST = 100
 # Smallest divisor.
 TINY = 1e-300
 # Steps that improve estimates by slopes at the estimates.
@@ -79,6 +82,8 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
         return f"the first layer of {task.spec.model} is neither fully connected nor has an adapter"
     if task.spec.loss not in ("cross_entropy", "binary"):
         return f"at an adapter, it requires a loss with labels, not {task.spec.loss}"
+    if batch_norm.normalises(task):
+        return "batch normalisation couples the records, whose slopes do not separate"
     why = objectives.incomplete(replace(leak, batch=leak.batch or 1), task)
     if why:
         return why
@@ -273,10 +278,7 @@ class _Observations:
         return _Slopes(found.T, changed)
 
     def _polished(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Estimate inputs (b, p) again from all gradients of A, with the slopes at the estimates.
-
-        Estimates that are near the grid are rounded to it.
-        """
+        """Estimate inputs (b, p) again from all gradients of A, with slopes at the estimates."""
         rounds = [_Round.of(self.later, self.task, k) for k in range(len(self.stack))]
         for _ in range(POLISH):
             parts = []
@@ -411,6 +413,8 @@ class _Observations:
         """
         one = self.clearest()
         b = len(x)
+        if b > LARGEST:
+            return torch.full_like(x, math.inf)
         slopes = self.slopes(one, x, labels, ways=True)
         size = float(one.of_up.norm())
         unseen = UNNOTICED * max(left * size, one.noise * math.sqrt(one.of_up.numel()))
@@ -426,8 +430,8 @@ class _Observations:
             normal[j, :, j, :] += ways.T @ ways
             normal[:, j, j, :] += both
             normal[j, :, :, j] += both.T
-        factor, failed_ = torch.linalg.cholesky_ex(normal.reshape(b * b, b * b))
-        if int(failed_):
+        factor, singular = torch.linalg.cholesky_ex(normal.reshape(b * b, b * b))
+        if int(singular):
             return torch.full_like(x, math.inf)
         inverse = torch.cholesky_inverse(factor).reshape(b, b, b, b)
         widths = []

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 STARTS = 16
 STEPS = 40
 PATIENCE = 10
-TOGETHER = 512  # starts that are processed at once, which bounds the memory
+TOGETHER = 2**23  # numbers of derivatives that are computed at once, 64 MB
 # Largest distance of a start from the centre, in units of the usual one.
 FAR = 2.0
 # First widths of rounded ReLUs, in units of the neurons' root mean square.
@@ -138,7 +138,8 @@ class _Search:
         starts = self.centre @ free + self.size * starts
         every = self.labels.repeat_interleave(STARTS)
         starts = starts.repeat(len(self.labels), 1)
-        for some, chosen in zip(starts.split(TOGETHER), every.split(TOGETHER), strict=True):
+        room = max(1, TOGETHER // (len(self.inside) * free.shape[1]))
+        for some, chosen in zip(starts.split(room), every.split(room), strict=True):
             u = self._solved(some, free, chosen, width)
             slopes = self.layer.slopes(self.task, u, chosen)
             size = slopes.norm(dim=1)

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 #    to rounding, in every round.
 # 3. Every pixel is on the grid, and rounding cannot have moved it (`pixel_errors`).
 # 4. To first order, every E that changes a pixel by a quarter of a level changes dB by more than
-#    ten times what is left of it. dB changes by s L(E) X A^T, with L(E) = Delta E + dDelta/dX [E X].
+#    ten times what is left of it. dB changes by s L(E) X A^T, where L(E) = Delta E +
+#    dDelta/dX [E X].
 # 5. The layer has at least 2 b neurons.
 #
 # As in `whole_chain`, it is not proven that no batch exists far from X, where first order says

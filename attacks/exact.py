@@ -55,7 +55,8 @@ class Exact(Attack):
     rank: ClassVar[int] = 1
     reads: ClassVar[str] = (
         "gradients of one unchanged batch, or their differences, "
-        "that contain the rows of a first fully connected layer"
+        "that contain the rows of a first fully connected layer; or gradients of its low-rank "
+        "adapter, at known models"
     )
     paper: ClassVar[str] = (
         "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds "

@@ -80,7 +80,7 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     """Explain why a leak does not show the batch of a first layer with an adapter."""
     adapter = task.adapter
     if adapter is None:
-        return f"the first layer of {task.spec.model} is neither fully connected nor has an adapter"
+        return f"the first layer of {task.spec.model} is not fully connected, and has no adapter"
     if task.spec.loss not in ("cross_entropy", "binary"):
         return f"at an adapter, it requires a loss with labels, not {task.spec.loss}"
     if batch_norm.normalises(task):

@@ -55,6 +55,8 @@ FAILS = (5.0, 1e8)
 # Part of slopes outside the column space that their computation explains; what noise explains is
 # added.
 LEAST = 1e-8
+# The same in multiples of the precision in which the program computed them.
+COMPUTED = 32.0
 # The same, at most, for slopes that are hardly larger than rounding: other inputs leave more.
 LOOSE = 1e-2
 # Size of the part of a dual outside the others from which it is another one.
@@ -248,7 +250,7 @@ def samples(
         inside,
         torch.linalg.pinv(inside),
         outside,
-        LEAST + close,
+        LEAST + close + COMPUTED * precision,
         precision,
         labels,
         centre,

@@ -1,6 +1,6 @@
 """Images behind a low-rank adapter of the first layer, from one gradient of the second step.
 
-    python bench/lora.py [--data-root FOLDER] [--ranks 8 16 32 64] [--seconds 300]
+    python bench/lora.py [--data-root FOLDER] [--ranks 8 16 32 64] [--step 0.01] [--seconds 300]
 
 FOLDER holds cifar10_train_subset.npz and mnist_subset.npz (arrays x_train, y_train). The network
 has two layers and random weights. Two steps of gradient descent are computed by automatic
@@ -30,7 +30,6 @@ from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.tasks.task import Task
 
-STEP = 0.01
 FORMATS = {32: torch.float32, 64: torch.float64}
 FILES = {
     "CIFAR-10": ("cifar10_train_subset.npz", (3, 32, 32)),
@@ -66,7 +65,7 @@ def rows(ranks: list[int]) -> list[Row]:
     return found
 
 
-def planted(row: Row, root: Path) -> tuple[Task, GradientLeak, Tensor]:
+def planted(row: Row, root: Path, step: float) -> tuple[Task, GradientLeak, Tensor]:
     """Return the task of a row, the gradients of two steps on one batch, and the batch."""
     file, shape = FILES[row.data]
     with np.load(root / file) as given:
@@ -88,17 +87,17 @@ def planted(row: Row, root: Path) -> tuple[Task, GradientLeak, Tensor]:
     task = Task.build(spec, Generator().manual_seed(row.batch), trusted=True)
     theta = task.init(Generator().manual_seed(row.rank)).to(dtype)
     first = task.gradient(theta, x, y)
-    after = theta - STEP * first
+    after = theta - step * first
     second = task.gradient(after, x, y)
     value = torch.stack([first, second])
     thetas = torch.stack([theta, after])
     rounding = torch.finfo(dtype).eps / 3
     std = rounding * value.double().square().mean(1).sqrt()
     if row.models:
-        last = after - STEP * second
-        value = ((after - last) / STEP)[None]
+        last = after - step * second
+        value = ((after - last) / step)[None]
         thetas = after[None]
-        std = rounding * after.double().square().mean().sqrt()[None] / STEP
+        std = rounding * after.double().square().mean().sqrt()[None] / step
     leak = GradientLeak(
         0,
         torch.arange(1, len(value) + 1),
@@ -121,6 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--data-root", default=os.environ.get("LEAKAUDIT_TEST_DATA", "."))
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--step", type=float, default=0.01, help="step size of the descent")
     parser.add_argument("--seconds", type=int, default=300, help="CPU seconds of an attack")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def main() -> None:
         "|--:|--:|---|---|---|--:|--:|--:|--:|\n"
     )
     for row in rows(asked.ranks):
-        task, leak, x = planted(row, Path(asked.data_root))
+        task, leak, x = planted(row, Path(asked.data_root), asked.step)
         start = time.process_time()
         found: Reconstruction | None = None
         try:

@@ -13,7 +13,13 @@ from leakaudit.core.progress import expired, step
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack, failed
-from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows, noisy_duals, proof
+from leakaudit.inversion.exact import (
+    adapter_batch,
+    duals_to_inputs,
+    first_layer_rows,
+    noisy_duals,
+    proof,
+)
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.first_layer_rows import BatchObservations
@@ -49,7 +55,8 @@ class Exact(Attack):
     rank: ClassVar[int] = 1
     reads: ClassVar[str] = (
         "gradients of one unchanged batch, or their differences, "
-        "that contain the rows of a first fully connected layer"
+        "that contain the rows of a first fully connected layer; or gradients of its low-rank "
+        "adapter, at known models"
     )
     paper: ClassVar[str] = (
         "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds "
@@ -68,7 +75,9 @@ class Exact(Attack):
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Require a first fully connected layer with bias inside the recorded columns."""
+        """Require a first fully connected layer with bias, or an adapter of it."""
+        if task.first_linear is None or task.adapter is not None:
+            return adapter_batch.missing(leak, task)
         return first_layer_rows.missing(leak, task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
@@ -77,6 +86,8 @@ class Exact(Attack):
         The certificate is EXACT if every different input is certified, and APPROXIMATE if some are,
         with their number in the note.
         """
+        if task.adapter is not None:
+            return adapter_batch.recover(leak, task, generator)
         stack = first_layer_rows.rows(leak, task)
         white = first_layer_rows.whiten(stack, leak, slice(None))
         span = first_layer_rows.span(white, leak.inputs, generator)

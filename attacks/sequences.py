@@ -105,7 +105,8 @@ def _usable(leak: GradientLeak, task: Task) -> Reading | str:
     if isinstance(read, str):
         return read
     named = read.renamed(task.layout.split(torch.zeros(task.layout.size)))
-    for name in (*ATTENTION, BEHIND, decoders.TOKENS if read.sizes.tied else HEAD):
+    needed = (*ATTENTION, BEHIND, decoders.TOKENS if read.sizes.tied else HEAD)
+    for name in ATTENTION if read.adapted else needed:
         if name not in named:
             return f"it requires the gradient of {name}, which is frozen"
     return read
@@ -122,17 +123,26 @@ def _recovered(
     most = max(1, (width - 2) // (len(models) * length))
     batch = leak.batch or most
     rows = len(models) * batch * length
+    attention = torch.cat([parts[name] for name in ATTENTION])
+    if not attention.any():
+        why = (
+            "the gradient of the first attention is zero, as that of an adapter's factor A before "
+            "the first step, when B is zero"
+        )
+        return failed("sequences", leak, task, why)
+    first = prefixes.space(leak, attention, rows, generator)
+    if BEHIND not in parts:
+        return _tokens(leak, task, models, first, batch)
     behind = prefixes.space(leak, parts[BEHIND], rows, generator)
     if behind is None:
         return failed(
             "sequences",
             leak,
             task,
-            f"the gradient of {BEHIND} spans all {width} dimensions: its {rows} inputs, one for "
-            f"each token{_each(models)}, are too many for this width, or noise hides them",
+            f"the gradient of {BEHIND} spans all {min(width, len(parts[BEHIND]))} dimensions: its "
+            f"{rows} inputs, one for each token{_each(models)}, are too many for this "
+            f"{'rank' if read.adapted else 'width'}, or noise hides them",
         )
-    attention = torch.cat([parts[name] for name in ATTENTION])
-    first = prefixes.space(leak, attention, rows, generator)
     possible = prefixes.candidates(models, first)
     sequences, nearest, stopped = prefixes.grow(models, behind, possible, batch)
     if stopped:
@@ -140,16 +150,22 @@ def _recovered(
         return failed("sequences", leak, task, why)
     numbers, _ = prefixes.nodes(sequences)
     nodes = int(numbers.max()) + 1
+    if read.adapted:
+        note = (
+            f"{len(sequences)} different sequences fit the adapters' gradients; not certified: the "
+            "output layer is frozen or has an adapter, so that nothing counts them"
+        )
+        return replace(_uncounted(leak, note), x=sequences)
     sizes = range(len(sequences), most + 1)
     if leak.batch is not None:
         sizes = range(batch, batch + 1)
     found = _counted(models, leak.combination[0].double(), parts, sequences, sizes)
     if isinstance(found, str):
-        x = sequences
-        note = f"{len(x)} different sequences fit, but how often each occurs is not known: {found}"
-        return Reconstruction(
-            leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
+        note = (
+            f"{len(sequences)} different sequences fit, but how often each occurs is not known: "
+            f"{found}"
         )
+        return replace(_uncounted(leak, note), x=sequences)
     x, y = found
     residual, noise = _misfit(leak, task, x, y)
     doubts = _doubts(nearest, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
@@ -179,6 +195,45 @@ def _recovered(
         certified=0 if doubts else len(x),
         rounds=() if doubts else (leak.when,) * len(x),
     )
+
+
+def _uncounted(leak: GradientLeak, note: str) -> Reconstruction:
+    none = torch.empty(0, dtype=torch.int64)
+    return Reconstruction(
+        leak.node, "sequences", none, None, Certificate.APPROXIMATE, 1.0, note=note
+    )
+
+
+def _tokens(
+    leak: GradientLeak,
+    task: Task,
+    models: Sequence[Decoder],
+    space: prefixes.Space | None,
+    batch: int,
+) -> Reconstruction:
+    """Read the tokens that may stand at each position, from the first attention alone."""
+    if space is None:
+        why = (
+            "the gradient of the first attention shows no end of its inputs, one for each token "
+            "and position: an adapter shows fewer than its rank"
+        )
+        return failed("sequences", leak, task, why)
+    possible = prefixes.candidates(models, space)
+    most = max(map(len, possible))
+    if not min(map(len, possible)):
+        why = "no token fits at one of the positions: some inputs of the first attention are hidden"
+        return failed("sequences", leak, task, why)
+    if most > prefixes.BEAM * batch:
+        return failed("sequences", leak, task, f"{most} tokens fit at one position, too many")
+    tokens = torch.cat(possible).unique()
+    note = (
+        f"{len(tokens)} different tokens, by the space of the first attention, which has "
+        f"{space.rank} dimensions; up to {most} of them fit at one position"
+    )
+    found = replace(_uncounted(leak, note), tokens=tokens)
+    if most == 1:
+        return replace(found, x=torch.cat(possible)[None], tokens=None)
+    return replace(found, x=torch.empty(0, *task.spec.shape, dtype=torch.int64))
 
 
 def _counted(

@@ -250,6 +250,7 @@ LEFT_OUT = {
     "record_level.py": "it compares bounds with attained values, not times",
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
     "cone.py": "it counts images that come back, in ten minutes; it compares no times",
+    "lora.py": "it counts images that come back, in ten minutes; it compares no times",
     "implicit.py": "it compares two derivatives, of which one is right only in the end",
     "dager.py": "it needs a checkout of DAGER and an environment of its own: sh bench/_dager.sh",
     "spear.py": "it counts images that come back, in ten minutes; it compares no times",

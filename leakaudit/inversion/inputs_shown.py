@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 # Whoever describes a recording states how many records are behind a gradient, and whether all
-# rounds use the same ones. The rows of a first fully connected layer are combinations of the inputs
-# (`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
-# gradient and in all of them together. A number that is exceeded is contradicted by the messages.
+# rounds use the same ones. The rows of a first fully connected layer are combinations of the
+# inputs (`first_layer_rows`), as are those of an adapter's factor A, so their rank is a lower bound
+# on the number of different inputs, in one gradient and in all of them together. A number that is
+# exceeded is contradicted by the messages.
 #
 # The rank is counted above the errors of the messages, which are those that the leak states or that
 # each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an
@@ -122,12 +123,12 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
 
     None if the rows of a first fully connected layer are not among them, or show too little.
     """
-    if first_layer_rows.missing(leak, task):
+    if first_layer_rows.unseen(leak, task):
         return None
     places = (
         torch.linspace(0, len(leak.value) - 1, min(MOST, len(leak.value))).round().long().unique()
     )
-    stack = first_layer_rows.rows(leak, task)[places]
+    stack = first_layer_rows.of_inputs(leak, task)[places]
     if not bool(stack.isfinite().all()):
         return None
     random = Generator().manual_seed(0)
@@ -142,10 +143,11 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
         room = min(int((block != 0).any(1).sum()), int((block != 0).any(0).sum()))
         if not room:
             continue  # a gradient that vanishes contains no input
-        if declared + 1 > room // 2:
+        most = room // 2 if task.adapter is None else room  # an adapter has few rows
+        if declared + 1 > most:
             return None
         sizes = first_layer_rows.largest(block, min(declared + SPARE, room), random)[0]
-        number = _before_drop(sizes, edge(*block.shape), room // 2)
+        number = _before_drop(sizes, edge(*block.shape), most)
         # With an unknown number of inputs, the gradient's own count takes its place.
         end = leak.samples or max(1, number)
         rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
@@ -177,11 +179,12 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     All False for an equation that they do not explain, or that vanishes. None if this cannot be
     decided, because the rows of a first fully connected layer have not leaked, or are too few.
     """
-    if first_layer_rows.missing(leak, task) or not len(x):
+    if first_layer_rows.unseen(leak, task) or not len(x):
         return None
-    stack = first_layer_rows.rows(leak, task)
-    inputs = PixelGrid.of(task).rows(x.detach().flatten(1).double().to(stack))
-    many = len(inputs) > min(stack.shape[1:]) // 2
+    stack = first_layer_rows.of_inputs(leak, task)
+    flat = x.detach().flatten(1).double().to(stack)
+    inputs = first_layer_rows.inputs(task, PixelGrid.of(task), flat)
+    many = len(inputs) > min(stack.shape[1:] if task.adapter is None else stack.shape[2:]) // 2
     if many and leak.samples != 1:
         return None
     used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)

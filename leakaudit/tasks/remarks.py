@@ -26,6 +26,10 @@ SHARED = (
     "does not show which tokens occur; attacks that search for pixels do not apply"
 )
 ATTENTION = "attention mixes the positions of a record: no closed formula inverts its layers"
+ADAPTED = (
+    "a low-rank adapter receives the input: at known models, gradients show its batch from the "
+    "second step on, if it has fewer records than the adapter's rank (attack exact)"
+)
 NOT_LINEAR = (
     "no fully connected layer receives the input, so the attacks analytic and exact do not apply; "
     "a search that finds nothing is not evidence of privacy"
@@ -43,6 +47,8 @@ def of(task: Task) -> tuple[str, ...]:
         found.append(COUPLED)
     if task.tokens:
         found.append(TOKENS if task.embeddings[0] else SHARED)
+    elif task.adapter is not None:
+        found.append(ADAPTED)
     elif task.first_linear is None:
         found.append(NOT_LINEAR)
     if _attends(task.module):

@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
-from leakaudit.tasks import build_task, chain_gradients, dense_gradients, losses
+from leakaudit.tasks import build_task, chain_gradients, dense_gradients, losses, low_rank
 from leakaudit.tasks.build_task import LinearNames
+from leakaudit.tasks.low_rank import Adapter
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 
@@ -44,6 +45,7 @@ class Task:
         first_linear: Names (weight, bias or None) of a fully connected layer that receives the
             flattened, normalised input; None if there is none.
         last_linear: The same for the layer that computes the outputs.
+        adapter: The low-rank adapter of a frozen layer that receives the input, if there is one.
         convex: Whether the loss is convex in theta.
         l2: Weight of the penalty l2/2 |theta|^2.
         factor: Factor of the mean loss of the records; see `summed`.
@@ -78,6 +80,7 @@ class Task:
     masked: bool = False
     factor: float = 1.0
     embeddings: tuple[str | None, str | None] = (None, None)
+    adapter: Adapter | None = None
 
     @classmethod
     def build(
@@ -135,7 +138,12 @@ class Task:
             masked=build_task.masked(module, spec),
             embeddings=build_task.embeddings(module, spec) if tokens else (None, None),
         )
-        return made.with_constants(spec.constants) if spec.constants else made
+        if spec.constants:
+            made = made.with_constants(spec.constants)
+        # The factor A of an adapter may be a layer of its own, without a bias.
+        if first is None or first[1] is None:
+            return replace(made, adapter=low_rank.first(made))
+        return made
 
     def with_constants(self, constants: Params) -> Task:
         """Return the task with other running statistics and frozen parameters.
@@ -247,7 +255,7 @@ class Task:
 
         k is 1 for loss ``binary``; for ``next_token``, they are (b, length, k).
         """
-        return self._outputs(self.layout.split(theta), x)
+        return self.logits_at(self.layout.split(theta), x)
 
     def loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss over the batch, plus l2/2 |theta|^2.
@@ -380,11 +388,12 @@ class Task:
             if self.l2:
                 out.add_(thetas, alpha=self.l2)
 
-    def _outputs(self, params: Params, x: Tensor) -> Tensor:
+    def logits_at(self, params: Params, x: Tensor) -> Tensor:
+        """Return the same as `logits`, for parameters by name; frozen ones may be among them."""
         like = next(iter(params.values()))
         constants = {n: b.to(like) if b.is_floating_point() else b for n, b in self.buffers.items()}
         inputs = x.long() if self.tokens else self.normalise(x.to(like))
-        values = {**params, **constants}
+        values = {**constants, **params}
         if self.spec.model in MODELS:
             found: Tensor = functional_call(self.module, values, (inputs,))
             return found
@@ -396,7 +405,7 @@ class Task:
     def _loss(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
         if self.spec.is_text:
             y = losses.next_tokens(x, y)
-        loss = losses.mean_loss(self.spec.loss, self._outputs(params, x), y)
+        loss = losses.mean_loss(self.spec.loss, self.logits_at(params, x), y)
         if self.factor != 1:
             loss = self.factor * loss
         if self.l2:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.tasks import low_rank
+from leakaudit.tasks.low_rank import Adapter
 from leakaudit.tasks.models import Decoder, Gpt
 from leakaudit.tasks.task import Task
 
@@ -66,6 +68,7 @@ class Reading:
     # returns parameters, or their gradients, by the names of the decoder, without those that are
     # not given
     renamed: Callable[[Named], dict[str, Tensor]]
+    adapted: bool = False  # whether frozen layers have low-rank adapters
 
     def decoder(self, parameters: Named) -> Decoder:
         """Return the decoder with given parameters, in float64."""
@@ -88,16 +91,53 @@ def reading(task: Task) -> Reading | str:
     if isinstance(task.module, Decoder):
         sizes = task.module.sizes
         return Reading(sizes, length, task.tokens, task.module.approximate, dict)
-    shapes = {name: tuple(value.shape) for name, value in _parameters(task).items()}
+    tables = [v for n, v in _parameters(task).items() if n.endswith("wte.weight")]
+    adapters = low_rank.layers(task, tables[0].shape[1]) if len(tables) == 1 else ()
+
+    def merged(parameters: Named) -> dict[str, Tensor]:
+        return _merged(parameters, adapters)
+
+    shapes = {name: tuple(value.shape) for name, value in merged(_parameters(task)).items()}
     names = _gpt2(shapes)
     if isinstance(names, str):
         return f"it knows the layers of GPT-2 and of the model gpt, but {names}"
     x = torch.randint(task.tokens, (COMPARED, length), generator=Generator().manual_seed(0))
     theta = _moved(task)
-    for candidate in _candidates(task, names, shapes):
+    for one in _candidates(task, names, shapes):
+        candidate = replace(one, renamed=_after(merged, one.renamed), adapted=bool(adapters))
         if _same(task, theta, at(task, candidate, theta), x):
             return candidate
     return f"{task.spec.model} has the layers of GPT-2, but does not compute what GPT-2 does"
+
+
+def _merged(parameters: Named, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
+    """Return parameters, or their gradients, by the names of a model without adapters.
+
+    Weights contain their adapters. Of gradients, which frozen weights do not have, those of the
+    factors A take their place: their rows are combinations of the same inputs.
+    """
+    found = dict(parameters)
+    for adapter in adapters:
+        inner = adapter.weight.rpartition(".")[0]
+        outer = inner.rpartition(".")[0]
+        down, up = adapter.matrices(parameters)
+        weight = adapter.stored(adapter.weight, down)
+        if adapter.weight in parameters:
+            added = adapter.stored(adapter.weight, adapter.scale * up @ down)
+            weight = parameters[adapter.weight] + added
+        for name in (adapter.down, adapter.up, adapter.weight):
+            found.pop(name, None)
+        # The frozen layer is a part of the one that has its place in the model.
+        for name in [name for name in found if name.startswith(f"{inner}.")]:
+            found[f"{outer}.{name.removeprefix(f'{inner}.')}"] = found.pop(name)
+        found[f"{outer}.{adapter.weight.removeprefix(f'{inner}.')}"] = weight
+    return found
+
+
+def _after(
+    first: Callable[[Named], dict[str, Tensor]], then: Callable[[Named], dict[str, Tensor]]
+) -> Callable[[Named], dict[str, Tensor]]:
+    return lambda parameters: then(first(parameters))
 
 
 def at(task: Task, read: Reading, theta: Tensor) -> Decoder:
@@ -213,7 +253,7 @@ def _renamed(
         if turned and kind == "weight" and value.dim() == 2:
             value = value.T
         if inner == "attn.c_attn":
-            for part, some in zip(ATTENTION, value.chunk(3), strict=True):
+            for part, some in zip(ATTENTION, value.tensor_split(3), strict=True):
                 found[f"blocks.{block}.{part}.{kind}"] = some
         elif inner in BLOCK:
             found[f"blocks.{block}.{BLOCK[inner]}.{kind}"] = value

@@ -113,6 +113,14 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     return leak.gaps or absent(leak, task)
 
 
+def unseen(leak: GradientLeak, task: Task) -> str | None:
+    """Explain why a leak has no rows in the space of the first layer's inputs (`of_inputs`)."""
+    if task.adapter is None:
+        return missing(leak, task)
+    whole = leak.columns == (0, task.layout.size)
+    return leak.gaps or (None if whole else "the adapter's factors are not among the columns")
+
+
 def absent(leak: GradientLeak, task: Task) -> str | None:
     """Explain the same for a leak in which coordinates may be missing."""
     if task.first_linear is None:
@@ -141,11 +149,16 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
     Weight decay adds multiples of the weights. It is subtracted if the models are known; those
     between the inner steps of a gradient never are.
     """
+    return entries(_plain(leak, task), leak, task, layer)
+
+
+def _plain(leak: GradientLeak, task: Task) -> Tensor:
+    """Return the values of a leak without weight decay, if the models are known."""
     value = leak.value.double()
     if task.l2 and leak.theta is not None and leak.inner == 1:
         models = leak.theta.double()[:, slice(*leak.columns)]
         value = value - task.l2 * leak.combination.double() @ models
-    return entries(value, leak, task, layer)
+    return value
 
 
 def entries(
@@ -158,6 +171,23 @@ def entries(
     of_weights = value[:, weight.start - start : weight.stop - start]
     of_bias = value[:, bias.start - start : bias.stop - start, None]
     return torch.cat([of_weights.reshape(len(value), units, -1), of_bias], dim=2)
+
+
+def of_inputs(leak: GradientLeak, task: Task) -> Tensor:
+    """Extract rows (m, r, q) in float64 that lie in the space of the first layer's inputs.
+
+    Those of a fully connected layer contain each input followed by a 1, q = p + 1. Those of a
+    layer with a low-rank adapter are the gradient of its factor A, q = p.
+    """
+    if task.adapter is None:
+        return rows(leak, task)
+    return torch.stack([task.adapter.matrices(task.layout.split(v))[0] for v in _plain(leak, task)])
+
+
+def inputs(task: Task, grid: PixelGrid, x: Tensor) -> Tensor:
+    """Return inputs (n, p) as rows (n, q) of this space."""
+    found = grid.rows(x)
+    return found if task.adapter is None else found[:, :-1]
 
 
 def fresh(leak: GradientLeak) -> bool:

@@ -67,7 +67,7 @@ INDEPENDENT = 1e-9
 
 
 @dataclass(frozen=True)
-class _Space:
+class Space:
     """The space that the rows of a layer's gradient span."""
 
     axes: Tensor  # (h, h) orthonormal columns, of which the first r span the space
@@ -93,19 +93,20 @@ class _Space:
         return distances
 
 
-def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> _Space | None:
+def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> Space | None:
     """Find the space that rows (n, h) of a gradient span; None if its end is not visible."""
     width = rows.shape[1]
     white = first_layer_rows.whiten(rows[None], leak, slice(0, 1))
     found = first_layer_rows.span(white, min(most, width), generator)
-    # Normalised vectors have only h - 1 free coordinates as long as all biases are equal.
-    if found is None or found.batch >= width - 1:
+    # Normalised vectors have only h - 1 free coordinates as long as all biases are equal. As many
+    # dimensions as rows, such as those of an adapter, show no end.
+    if found is None or found.batch >= min(width - 1, len(rows)):
         return None
     axes = torch.linalg.qr(found.basis.T, mode="complete").Q
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # Rounding errors of a sum of h terms grow as sqrt(h).
     rounding = precision * math.sqrt(width)
-    return _Space(axes, found.sizes[: found.batch] / found.noise, rounding)
+    return Space(axes, found.sizes[: found.batch] / found.noise, rounding)
 
 
 # The sequences (s, L), all different, whose prefixes all lie in a space; the smallest distance of a
@@ -128,7 +129,7 @@ def nodes(sequences: Tensor) -> tuple[Tensor, Tensor]:
     return numbers, torch.tensor(places)
 
 
-def candidates(models: Sequence[Decoder], found: _Space | None) -> list[Tensor]:
+def candidates(models: Sequence[Decoder], found: Space | None) -> list[Tensor]:
     """Return the tokens that may stand at each position, by the space of the first attention."""
     length, vocabulary = len(models[0].places.weight), len(models[0].tokens.weight)
     if found is None:
@@ -181,7 +182,7 @@ class _Growing:
         return stream
 
 
-def grow(models: Sequence[Decoder], found: _Space, possible: Sequence[Tensor], batch: int) -> Tree:
+def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], batch: int) -> Tree:
     """Find all sequences whose prefixes lie in the space behind the first attention."""
     growing = [_Growing(model) for model in models]
     alive = torch.empty(1, 0, dtype=torch.int64)

@@ -45,7 +45,7 @@ def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0
     with a hidden layer is taken to have been drawn at random, because it would not learn from
     zeros.
     """
-    if task.first_linear is None:
+    if task.first_linear is None or task.adapter is not None:
         return False
     single = task.first_linear == task.last_linear
     softmax = task.spec.loss == "cross_entropy"

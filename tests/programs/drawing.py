@@ -212,4 +212,5 @@ else:
     on_a_ring()
 state = {name: torch.stack(values) for name, values in kept.items() if values}
 torch.save({"x": x, "y": y, **state}, f"kept{rank}.pt")
+dist.barrier()  # gloo aborts if a rank ends while another one still talks
 dist.destroy_process_group()

@@ -359,12 +359,13 @@ def test_the_negative_logarithm_of_probabilities_is_cross_entropy(
 def test_the_network_in_a_module_whose_forward_is_replaced_is_exported(tmp_path: Path) -> None:
     """Lightning computes a loss from a batch in place of the forward of its module."""
     whole = nn.Module()
-    whole.add_module("net", small())
+    net = small()
+    whole.add_module("net", net)
 
     def step(batch: list[Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(whole.net(batch[0]), batch[1])
+        return nn.functional.cross_entropy(net(batch[0]), batch[1])
 
-    whole.forward = step  # type: ignore[method-assign]
+    whole.forward = step
     finder = Finder(str(tmp_path))
     kind = ModuleType("kind")
     kind.Module = type("Module", (), {"__call__": nn.Module.__call__})  # type: ignore[attr-defined]

@@ -149,12 +149,14 @@ def test_the_digest_of_a_result_is_that_of_its_cell() -> None:
 
 @pytest.mark.parametrize(("rounds", "left_out"), [(4, False), (5, True)])
 def test_rounds_after_the_attacked_ones_are_named(rounds: int, left_out: bool) -> None:
-    leak, made = SimpleNamespace(rounds=torch.tensor([2, 3])), SimpleNamespace(attack="exact")
+    leak = SimpleNamespace(rounds=torch.tensor([2, 3]))
+    made = SimpleNamespace(attack="exact", tried=("cone", "exact"))
     found = SimpleNamespace(late=[], pairs=[(leak, made)])
     options = SimpleNamespace(adversary=Adversary(corrupt=frozenset({1})))
     trace = SimpleNamespace(rounds=rounds)
     said = attack_run._not_tried(*cast(tuple[Any, Any, Any], (found, options, trace)))
     assert ("rounds after 3" in said) is left_out
+    assert said[0].startswith("attacks analytic, completion, differential, ")
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ class _Course:
         note = found.note
         if self.loose:
             note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
-        if not proven(found):
+        if self.best is not None and not proven(found):
             others = {why: who for why, who in self.prevented.items() if found.attack not in who}
             said = "; ".join(f"{', '.join(who)}: {why}" for why, who in others.items())
             note = "; ".join(filter(None, (note, said and f"no exact recovery by {said}")))

@@ -25,7 +25,7 @@ def pooled() -> nn.Module:
     )
 
 
-def attacked(seconds: float) -> Reconstruction:
+def attacked(seconds: float, batch: int = RECORDS) -> Reconstruction:
     torch.manual_seed(0)
     model = pooled()
     x = torch.randint(0, 256, (RECORDS, 1, 8, 8)) / 255
@@ -34,7 +34,7 @@ def attacked(seconds: float) -> Reconstruction:
     spec = TaskSpec(HERE, shape=(1, 8, 8), classes=CLASSES, levels=255)
     state = {name: p.detach() for name, p in model.named_parameters()}
     task = Task.build(spec, trusted=True)
-    leaks = la.leaks(la.from_gradient(gradient, state, task, batch=RECORDS))
+    leaks = la.leaks(la.from_gradient(gradient, state, task, batch=batch))
     with watching(seconds=seconds):
         found = la.attack(leaks, generator=Generator().manual_seed(0), task=task)
     return found[0]
@@ -51,3 +51,10 @@ def test_reasons_and_labels_are_left_if_the_time_of_a_search_is_over() -> None:
     assert "MaxPool2d, and which of its inputs it lets through is not known" in found.note
     assert f"it recovers one sample, but each gradient comes from {RECORDS} samples" in found.note
     assert "completion" not in found.note  # it is meant for messages that lack coordinates
+
+
+def test_reasons_are_said_once_if_nothing_was_tried() -> None:
+    found = attacked(1.0, batch=0)
+    assert (found.attack, found.tried) == ("none", ())
+    assert found.note.count("rgap: ") == 1
+    assert "no exact recovery" not in found.note

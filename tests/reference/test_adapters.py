@@ -21,12 +21,12 @@ from leakaudit.tasks.task import Task
 D = torch.float64
 
 
-def built(**args: str | int | float | bool) -> Task:
+def built(classes: int = 10, **args: str | int | float | bool) -> Task:
     spec = TaskSpec(
         "adapters:mlp",
         args,
         shape=(1, 12, 12),
-        classes=10,
+        classes=classes,
         mean=(0.4,),
         std=(0.3,),
         levels=255,
@@ -195,3 +195,14 @@ def test_the_rows_of_a_are_in_the_space_of_the_inputs() -> None:
     rows = first_layer_rows.of_inputs(descended(task, x, y), task)[1]
     inside = torch.linalg.qr(task.normalise(x).flatten(1).T).Q
     assert float((rows - rows @ inside @ inside.T).norm() / rows.norm()) < 1e-12
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_two_lengths_of_a_record_are_not_told_apart_with_two_classes(classes: int) -> None:
+    """With two classes, the slopes of a record show its length in one equation with two roots."""
+    task = built(classes, rank=4, bias=False)
+    x, y = batch(1)
+    found = exact(descended(task, x, y % classes), task)
+    assert (found.certificate is Certificate.EXACT) is (classes > 2), found.note
+    if classes == 2:
+        assert "inputs of two lengths may fit" in found.note

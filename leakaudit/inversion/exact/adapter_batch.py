@@ -19,7 +19,7 @@ from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.slope_search import Layer
 from leakaudit.inversion.linear import edge, least_squares
 from leakaudit.inversion.search import objectives
-from leakaudit.tasks import batch_norm
+from leakaudit.tasks import batch_norm, build_task
 from leakaudit.tasks.low_rank import Adapter
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 #    ten times what is left of it. dB changes by s L(E) X A^T, where L(E) = Delta E +
 #    dDelta/dX [E X].
 # 5. The layer has at least 2 b neurons.
+# 6. The loss has at least three outputs. With two classes, the slopes of an input x have one
+#    direction and the size p(x) - y, so that all equations for its length are one, which two
+#    lengths may fulfil. With more outputs, no other length of a single input is found to fulfil
+#    them.
 #
 # As in `whole_chain`, it is not proven that no batch exists far from X, where first order says
 # nothing. It would fulfil H b equations, with b^2 unknowns, to five or more digits by coincidence.
@@ -66,6 +70,12 @@ UNNOTICED = 10.0
 HALFWAY = 0.25
 # Middle of the range of pixels, and a rough spread around it: where samples are sought.
 MIDDLE, SPREAD = 0.5, 0.25
+# Outputs from which on the equations for the length of an input are more than one.
+OUTPUTS = 3
+# Lengths of an input that are compared with its own, in units of it, and the relative difference of
+# slopes below which one of them could be right.
+LENGTHS = torch.logspace(-1.5, 1.5, 121, dtype=torch.float64)
+ALIKE = 0.1
 # Singular values of noise, in units of the first one after those of a batch: a choice.
 MARGIN = 5.0
 # Largest batch of which b^4 numbers are computed: 800 MB.
@@ -80,7 +90,8 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     """Explain why a leak does not show the batch of a first layer with an adapter."""
     adapter = task.adapter
     if adapter is None:
-        return f"the first layer of {task.spec.model} is not fully connected, and has no adapter"
+        model = task.spec.model
+        return f"the first layer of {model} is not fully connected, and no adapter is found there"
     if task.spec.loss not in ("cross_entropy", "binary"):
         return f"at an adapter, it requires a loss with labels, not {task.spec.loss}"
     if batch_norm.normalises(task):
@@ -310,7 +321,7 @@ class _Observations:
             why = "the inputs that were found do not give the gradients"
             return failed("exact", self.leak, self.task, why, left.share)
         x = (pixels - grid.mean) / grid.std
-        why = self._uncounted() or self._few()
+        why = self._uncounted() or self._few() or self._another_length(x, labels)
         if not why and left.errors > FITS:
             why = (
                 f"gradients that are computed again from the inputs differ by {left.errors:.1g} "
@@ -354,7 +365,8 @@ class _Observations:
         if self.leak.samples is None:
             return "the batch size is not stated (samples)"
         if self.leak.samples != self.span.batch:
-            return f"{self.leak.samples} samples appear as {self.span.batch} inputs: some are equal"
+            number = f"{self.leak.samples} samples appear as {self.span.batch} inputs"
+            return f"{number}: some depend on each other, or the number is wrong"
         if not certify.ends(self.span, self.white):
             return "a singular value after those of the batch is larger than rounding explains"
         return ""
@@ -364,6 +376,27 @@ class _Observations:
         outputs = len(self.clearest().up)
         if outputs < ENOUGH * self.span.batch:
             return f"a layer of {outputs} neurons does not confirm {self.span.batch} inputs"
+        if build_task.outputs(self.task.spec) < OUTPUTS:
+            return "with fewer than three outputs of the loss, inputs of two lengths may fit"
+        return ""
+
+    def _another_length(self, x: Tensor, labels: Tensor) -> str:
+        """Explain that an input of another length could fit; empty if none of (b, p) can."""
+        one = self.clearest()
+        axes = torch.linalg.qr(x.T).Q.T
+        layer = self.layer(one, axes)
+        u = x @ axes.T
+        own = layer.slopes(self.task, u, labels)
+        apart = []
+        for length in LENGTHS:
+            moved = length * layer.slopes(self.task, length * u, labels)
+            apart.append((moved - own).norm(dim=1) / own.norm(dim=1).clamp_min(TINY))
+        middle = len(LENGTHS) // 2  # their own length
+        for side in (torch.stack(apart[middle::-1]), torch.stack(apart[middle:])):
+            # Beyond its largest value so far, the difference must not fall again.
+            falls = (side < ALIKE) & (side.cummax(0).values > ALIKE)
+            if bool(falls.any()):
+                return "an input of another length could have the same gradients"
         return ""
 
     def _left(self, pixels: Tensor, labels: Tensor) -> _Left:

@@ -206,3 +206,16 @@ def test_two_lengths_of_a_record_are_not_told_apart_with_two_classes(classes: in
     assert (found.certificate is Certificate.EXACT) is (classes > 2), found.note
     if classes == 2:
         assert "inputs of two lengths may fit" in found.note
+
+
+def test_a_class_that_never_occurs_confirms_no_length() -> None:
+    """A third output that softmax ignores leaves the equations of two classes."""
+    task = built(3, rank=4, bias=False)
+    x, y = batch(1, seed=1)
+    bias = task.buffers["3.bias"].clone()
+    bias[2] = -60
+    task = replace(task, buffers={**task.buffers, "3.bias": bias})
+    found = exact(descended(task, x, y % 2), task)
+    assert same(found.x, x)
+    assert found.certificate is Certificate.APPROXIMATE
+    assert "an input of another length could have the same gradients" in found.note

@@ -72,9 +72,10 @@ HALFWAY = 0.25
 MIDDLE, SPREAD = 0.5, 0.25
 # Outputs from which on the equations for the length of an input are more than one.
 OUTPUTS = 3
-# Lengths of an input that are compared with its own, in units of it, and the relative difference of
-# slopes below which one of them could be right.
-LENGTHS = torch.logspace(-1.5, 1.5, 121, dtype=torch.float64)
+# How much longer, or shorter, the inputs are that are compared with one; the nearest differ by less
+# than a level.
+FACTORS = 1 + torch.logspace(-4, 14, 240, dtype=torch.float64)
+# Relative difference of two directions of slopes that could be one.
 ALIKE = 0.1
 # Singular values of noise, in units of the first one after those of a batch: a choice.
 MARGIN = 5.0
@@ -387,15 +388,17 @@ class _Observations:
         layer = self.layer(one, axes)
         u = x @ axes.T
         own = layer.slopes(self.task, u, labels)
-        apart = []
-        for length in LENGTHS:
-            moved = length * layer.slopes(self.task, length * u, labels)
-            apart.append((moved - own).norm(dim=1) / own.norm(dim=1).clamp_min(TINY))
-        middle = len(LENGTHS) // 2  # their own length
-        for side in (torch.stack(apart[middle::-1]), torch.stack(apart[middle:])):
-            # Beyond its largest value so far, the difference must not fall again.
-            falls = (side < ALIKE) & (side.cummax(0).values > ALIKE)
-            if bool(falls.any()):
+        for factors in (FACTORS, 1 / FACTORS):
+            longer, alike = [], []  # than the own slopes, from the own length on
+            for factor in factors:
+                moved = factor * layer.slopes(self.task, factor * u, labels)
+                share = (moved * own).sum(1) / own.square().sum(1).clamp_min(TINY)
+                off = (moved - share[:, None] * own).norm(dim=1)
+                longer.append(share > 1)
+                alike.append(off <= ALIKE * moved.norm(dim=1))
+            crosses = torch.stack(longer).diff(dim=0)
+            same = torch.stack(alike)
+            if bool((crosses & (same[1:] | same[:-1])).any()):
                 return "an input of another length could have the same gradients"
         return ""
 
